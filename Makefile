@@ -1,0 +1,44 @@
+# make demo   set up and run the main job on this machine (no GPU needed)
+# make test   set up and run every test
+# make test-fast, make lint, make setup, make clean-runs
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+REQUIREMENTS := requirements/cpu.txt requirements/engines.txt requirements/dev.txt
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test test-fast lint setup clean-runs
+
+demo: $(STAMP)
+	$(BIN)/python examples/quickstart_cpu/demo.py
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+setup: $(STAMP)
+
+# Written last, so that an interrupted set-up is taken up again and a finished one installs nothing.
+$(STAMP): $(REQUIREMENTS) setup.py
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed; {sys.executable} is {v.major}.{v.minor}. Try: make PYTHON=python3.11")'
+	@echo "== setting up $(VENV) with $$($(PYTHON) --version); a few minutes, once"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt
+	@# Megatron-Core's cp311 wheel works, though its metadata asks for 3.12; newer Pythons need no exception.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+	  $$($(PYTHON) -c 'import sys; print("--ignore-requires-python" if sys.version_info < (3, 12) else "")') \
+	  -r requirements/engines.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+clean-runs:
+	rm -rf runs

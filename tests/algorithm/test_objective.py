@@ -1,0 +1,119 @@
+"""What the reference vectors do not show: equality of the three ratios, scopes, edges."""
+
+import math
+
+import pytest
+import torch
+
+from ulorl_megatron.algorithm import group_advantages, importance_ratio, mastered_positive_mask, policy_loss
+from ulorl_megatron.algorithm.batch import TokenBatch, TokenScores
+from ulorl_megatron.algorithm.objective import Mastery, RatioNotOne, UloRLObjective
+
+
+def make_batch(tokens=40, samples=6, seed=0, old=None):
+    g = torch.Generator().manual_seed(seed)
+    log_probs = -torch.rand(tokens, generator=g, dtype=torch.float64)
+    index = torch.sort(torch.randint(0, samples, (tokens,), generator=g)).values
+    rewards = (torch.rand(samples, generator=g) < 0.5).double()
+    batch = TokenBatch(
+        sample_index=index,
+        rewards=rewards,
+        advantages=group_advantages(rewards, torch.arange(samples) // 3),
+        behaviour_log_probs=log_probs.clone(),
+        last_segment=torch.ones(tokens, dtype=torch.bool),
+        old_log_probs=old,
+    )
+    return batch, log_probs
+
+
+def gradient(importance, batch, log_probs, mastery=None):
+    x = log_probs.clone().requires_grad_()
+    entropies = torch.full_like(log_probs, 0.1)
+    scores = TokenScores(x, entropies, x.detach(), entropies)
+    objective = UloRLObjective(importance, 0.2, 0.28, mastery or Mastery("off", 0.99, 0.2, "sample"))
+    loss, tokens, sums, maxima = objective(batch, scores, lambda t: t)
+    loss.backward()
+    return x.grad, sums, maxima
+
+
+def test_without_lag_the_three_ratios_give_the_same_gradient():
+    batch, log_probs = make_batch()
+    tois, pois, sais = (gradient(mode, batch, log_probs)[0] for mode in ("tois", "pois", "sais"))
+    assert tois.abs().max() > 0
+    assert torch.equal(tois, pois) and torch.equal(tois, sais)
+
+
+def test_pois_ratio_is_exactly_one_or_the_run_stops():
+    batch, log_probs = make_batch()
+    _, sums, maxima = gradient("pois", batch, log_probs)
+    assert sums["ratio_deviation"] == 0 and maxima["ratio_deviation"] == 0
+    log_probs[3] = float("nan")  # a NaN log-prob has no ratio of 1 either
+    with pytest.raises(RatioNotOne, match="1 of 40"):
+        gradient("pois", batch, log_probs)
+
+
+def test_lag_is_seen_by_sais_alone():
+    batch, log_probs = make_batch()
+    batch.behaviour_log_probs = log_probs - 0.05
+    pois, sums, _ = gradient("pois", batch, log_probs)
+    sais, _, maxima = gradient("sais", batch, log_probs)
+    torch.testing.assert_close(sais, pois * math.exp(0.05))
+    assert maxima["ratio_deviation"] == pytest.approx(math.exp(0.05) - 1)
+    assert sums["mismatch"] == pytest.approx(0.05 * 40)
+
+
+def test_mastery_modes():
+    batch, log_probs = make_batch()
+    log_probs[:] = -0.001
+    masked = {
+        mode: gradient("pois", batch, log_probs, Mastery(mode, 0.99, 0.05, "sample"))[1]["masked_tokens"].item()
+        for mode in ("off", "dynamic", "always")
+    }
+    positive = int((batch.rewards[batch.sample_index] == 1).sum())
+    assert masked == {"off": 0, "dynamic": 0, "always": positive}  # entropy 0.1 is not below sigma 0.05
+
+
+def test_equal_rewards_give_exactly_zero():  # NeMo-RL#4158
+    rewards = torch.full((7,), 0.1)
+    assert torch.equal(group_advantages(rewards, torch.zeros(7, dtype=torch.long)), torch.zeros(7))
+    assert torch.equal(group_advantages(torch.ones(1), torch.zeros(1, dtype=torch.long)), torch.zeros(1))
+
+
+def test_advantages_use_bessel_correction():
+    a = group_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]).double(), torch.zeros(4, dtype=torch.long))
+    torch.testing.assert_close(a, torch.tensor([0.75, -0.25, -0.25, -0.25]).double() / (0.5 + 1e-6))
+
+
+def test_entropy_is_summed_over_the_ranks_of_a_sample():
+    """Two context-parallel halves of one sample mask alike, by the mean over both."""
+    log_probs, entropies = torch.zeros(4), torch.tensor([0.0, 0.0, 0.3, 0.3])
+    kwargs = dict(tau=0.99, sigma=0.2, entropy_scope="sample")
+    rewards, whole = torch.ones(1), torch.tensor([[0.6], [4.0]])
+    one = torch.zeros(2, dtype=torch.long)
+    for half in (slice(0, 2), slice(2, 4)):
+        mask = mastered_positive_mask(log_probs[half], entropies[half], rewards, one, reduce=lambda s: whole, **kwargs)
+        assert mask.all()
+    assert not mastered_positive_mask(log_probs[2:], entropies[2:], rewards, one, **kwargs).any()
+
+
+def test_masked_tokens_count_in_the_denominator_and_nowhere_else():
+    log_probs = torch.zeros(3, requires_grad=True)
+    ratio = importance_ratio("pois", log_probs, None, None)
+    ratio = torch.where(torch.tensor([False, True, False]), torch.tensor(math.inf), ratio)
+    loss, stats = policy_loss(
+        log_probs, ratio, torch.tensor([1.0]), torch.zeros(3, dtype=torch.long), torch.tensor([False, True, False]),
+        clip_low=0.2, clip_high=0.2, num_tokens=3,
+    )  # fmt: skip
+    assert loss.item() == pytest.approx(-2 / 3) and stats["masked_tokens"] == 1
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="importance mode"):
+        importance_ratio("ppo", torch.zeros(1), None, None)
+    with pytest.raises(ValueError, match="generated each segment"):
+        importance_ratio("sais", torch.zeros(1), None, None)
+    with pytest.raises(ValueError, match="entropy_scope"):
+        mastered_positive_mask(
+            torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.zeros(1, dtype=torch.long),
+            tau=0.9, sigma=0.2, entropy_scope="group",
+        )  # fmt: skip

@@ -1,0 +1,59 @@
+"""A program of several ranks for test_launch.py. python program.py MODE"""
+
+import sys
+import time
+from pathlib import Path
+
+from ulorl_megatron.errors import UserError
+from ulorl_megatron.launch import FOLLOWER_EXIT, FirstRankFailed, OnFirstRank, Ranks, is_rank, start_ranks
+
+
+class Counter:
+    def __init__(self, start):
+        self.value = start
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        print("left", flush=True)
+
+    def add(self, n):
+        self.value += n
+        return self.value
+
+
+def run(mode, ranks):
+    with OnFirstRank(ranks, Counter, 40) as counter:
+        assert counter.add(2) == 42
+        assert ranks.gather(ranks.rank) == [0, 1]
+        if mode == "slow":
+            # The first rank works longer than the group's timeout: nobody may sit in a collective meanwhile.
+            assert ranks.on_first(lambda: time.sleep(4) or "done") == "done"
+            assert counter.add(1) == 43
+        if mode == "first-fails":
+            ranks.on_first(lambda: 1 / 0)
+        if mode == "second-fails" and ranks.rank == 1:
+            raise ValueError("the second rank's own fault")
+        if mode in ("second-fails", "hang"):
+            print("hanging", flush=True)
+            time.sleep(600)
+
+
+def main(mode, logs):
+    if not is_rank():
+        return start_ranks(sys.argv, 2, logs)
+    ranks = Ranks(collective_timeout_s=2.0 if mode == "slow" else 60.0)
+    try:
+        run(mode, ranks)
+    except FirstRankFailed:
+        return FOLLOWER_EXIT
+    ranks.close()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    except UserError as error:
+        sys.exit(f"error: {error}")

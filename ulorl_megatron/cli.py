@@ -1,0 +1,94 @@
+"""The `ulorl` command."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from ulorl_megatron import config as configuration
+from ulorl_megatron.errors import UserError
+
+_OVERRIDES = "settings on top of the file, as section.key=value"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ulorl", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    train = commands.add_parser(
+        "train",
+        help="run UloRL; the same command again resumes it",
+        description="Runs UloRL as the configuration says. Started by torchrun it is one of its ranks; otherwise it "
+        "starts run.processes ranks on this machine. With a run directory that already holds a run it goes on "
+        "from the last checkpoint.",
+    )
+    show = commands.add_parser(
+        "config",
+        help="print the resolved configuration, or what is wrong with it",
+        description="Prints the configuration with every default filled in, as YAML. Exit code 2 and one line per "
+        "fault if it is not usable.",
+    )
+    for command, function in ((train, _train), (show, _config)):
+        command.add_argument("config", metavar="CONFIG.yaml")
+        command.add_argument("overrides", metavar="key=value", nargs="*", help=_OVERRIDES)
+        command.set_defaults(function=function)
+    return parser
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    print(configuration.to_yaml(configuration.load(arguments.config, arguments.overrides)), end="")
+    return 0
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from ulorl_megatron.launch import is_rank, start_ranks
+
+    config = configuration.load(arguments.config, arguments.overrides)
+    logs = Path(config.run.dir) / "logs"
+    if not is_rank():
+        from ulorl_megatron.preflight import check
+
+        check(config)
+        logs.mkdir(parents=True, exist_ok=True)
+        command = ["-m", "ulorl_megatron.cli", "train", arguments.config, *arguments.overrides]
+        return start_ranks(command, config.run.processes, logs)
+
+    from ulorl_megatron.launch import FOLLOWER_EXIT, FirstRankFailed, Ranks
+    from ulorl_megatron.train import train
+
+    logs.mkdir(parents=True, exist_ok=True)
+    log_to_file(logs / f"trainer-{os.environ['RANK']}.log")
+    ranks = Ranks()
+    try:
+        train(config, ranks)
+    except FirstRankFailed as error:
+        print(error, file=sys.stderr)
+        return FOLLOWER_EXIT
+    ranks.close()
+    return 0
+
+
+def log_to_file(file: Path) -> None:
+    """Sends the libraries' log records and Python warnings to `file`; the terminal is for progress and errors."""
+    logging.basicConfig(
+        filename=file, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    logging.captureWarnings(True)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Runs one command; a UserError becomes "error: ..." and exit code 2, anything else keeps its traceback."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.function(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

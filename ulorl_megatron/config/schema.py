@@ -1,0 +1,278 @@
+"""The typed configuration: one dataclass a section, units in the docstrings, no key that does nothing.
+
+Values that need more than a type are checked in `validate.py`. Source of the defaults: UloRL (arXiv 2507.19766),
+section 4, where it gives one.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import List, Optional
+
+from omegaconf import MISSING
+
+
+class Dtype(Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Importance(Enum):
+    """Old policy of the ratio: start of this step (pois), generator of the segment (sais), one segment only (tois)."""
+
+    pois = "pois"
+    sais = "sais"
+    tois = "tois"
+
+
+class Release(Enum):
+    """When a finished sample may train: with its group half done (sample), or only with all of it (group)."""
+
+    sample = "sample"
+    group = "group"
+
+
+class DmmptMode(Enum):
+    """Masking of mastered positive tokens: never, always, or while the entropy is below sigma (the paper's DMMPTs)."""
+
+    off = "off"
+    always = "always"
+    dynamic = "dynamic"
+
+
+class EntropyScope(Enum):
+    sample = "sample"
+    batch = "batch"
+
+
+class Distribution(Enum):
+    """Temperature at which p and H of the mastered-token test are taken: the sampling one, or 1."""
+
+    tempered = "tempered"
+    raw = "raw"
+
+
+class TransformerImpl(Enum):
+    """Layer implementation: plain torch (any device) or Transformer Engine (GPU)."""
+
+    local = "local"
+    te = "te"
+
+
+class Recompute(Enum):
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
+class VerifierKind(Enum):
+    rule = "rule"
+
+
+@dataclass
+class RunConfig:
+    """The run as a whole.
+
+    dir: run directory; the same directory again resumes the run.
+    seed: seeds data order, initialisation of anything random, and the servers.
+    total_steps: steps of the loop (one policy update each, unless nothing was released).
+    processes: trainer ranks to start on this machine; ignored under torchrun or Slurm, which start the ranks.
+    """
+
+    dir: str = MISSING
+    seed: int = 0
+    total_steps: int = 300
+    processes: int = 1
+
+
+@dataclass
+class ModelConfig:
+    """path: HF directory (config.json, *.safetensors, tokenizer). dtype: of trainer and servers alike."""
+
+    path: str = MISSING
+    dtype: Dtype = Dtype.bfloat16
+
+
+@dataclass
+class DataConfig:
+    """train, eval: JSONL files, one {"prompt": str | messages, "answer": str} a line.
+
+    max_prompt_length: tokens, after the chat template; a longer prompt is an error that names its line.
+    """
+
+    train: str = MISSING
+    eval: Optional[str] = None
+    max_prompt_length: int = 2048
+
+
+@dataclass
+class RolloutConfig:
+    """Segment decoding.
+
+    global_max_length: response tokens a sample may ever have. segment_count: segments it is decoded in.
+    prompts_per_step x group_size: samples in flight in one step, unfinished ones included.
+    temperature, top_p, top_k: sampling; training needs top_p 1 and top_k -1 (log-probs are not renormalised).
+    request_timeout_s: seconds one segment may take before it is asked again. request_retries: how often.
+    """
+
+    global_max_length: int = 131072
+    segment_count: int = 8
+    prompts_per_step: int = 128
+    group_size: int = 8
+    temperature: float = 0.85
+    top_p: float = 1.0
+    top_k: int = -1
+    request_timeout_s: float = 3600.0
+    request_retries: int = 3
+
+
+@dataclass
+class ServersConfig:
+    """SGLang servers.
+
+    urls: running servers to use; empty: `count` servers are started on this machine, and stopped at the end.
+    port: first port of the started ones; 0 takes free ones. start_timeout_s: seconds until a server must be ready.
+    extra_args: further flags of sglang.launch_server, as they are.
+    """
+
+    urls: List[str] = field(default_factory=list)
+    count: int = 1
+    port: int = 0
+    start_timeout_s: float = 600.0
+    extra_args: List[str] = field(default_factory=list)
+
+
+@dataclass
+class VerifierConfig:
+    """kind: how answers are judged. workers: judging processes. timeout_s: seconds for one answer, then its worker
+    is killed. retries: further tries of an answer whose judge failed; after them the sample is failed, not wrong."""
+
+    kind: VerifierKind = VerifierKind.rule
+    workers: int = 4
+    timeout_s: float = 10.0
+    retries: int = 2
+
+
+@dataclass
+class ExperienceConfig:
+    """release: see Release. dynamic_sampling: drop groups whose rewards are all equal (they carry no gradient)."""
+
+    release: Release = Release.sample
+    dynamic_sampling: bool = True
+
+
+@dataclass
+class AlgorithmConfig:
+    """importance: see Importance (Eq. 8). clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high] (Eq. 7).
+
+    max_engine_mismatch: the run stops when the mean |log-prob(trainer) - log-prob(server)| over the last segments of
+    a step is above it (nats); null: only logged. 1e-4 holds in float32; bfloat16 is naturally above it.
+    """
+
+    importance: Importance = Importance.pois
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    max_engine_mismatch: Optional[float] = None
+
+
+@dataclass
+class DmmptConfig:
+    """Dynamic masking of well-mastered positive tokens (Eq. 9-10).
+
+    tau: probability from which a token is mastered. sigma: entropy (nats) below which masking sets in.
+    entropy_scope: entropy of the sample (as printed) or of the whole batch. distribution: see Distribution.
+    """
+
+    mode: DmmptMode = DmmptMode.dynamic
+    tau: float = 0.99
+    sigma: float = 0.2
+    entropy_scope: EntropyScope = EntropyScope.sample
+    distribution: Distribution = Distribution.tempered
+
+
+@dataclass
+class ParallelConfig:
+    """Sizes of Megatron's dimensions. Sequence parallelism is on whenever tensor > 1. Data parallelism is the rest.
+
+    virtual_pipeline: model chunks a pipeline rank holds (interleaved schedule); 1 turns it off.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW. lr: constant after warmup_steps of linear warm-up. clip_grad: global norm; 0 turns it off."""
+
+    lr: float = 1e-6
+    warmup_steps: int = 0
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    clip_grad: float = 1.0
+
+
+@dataclass
+class PolicyConfig:
+    """The Megatron-Core trainer.
+
+    max_tokens_per_rank: tokens of one packed micro-batch on one context-parallel rank; a longer sample gets a
+    micro-batch of its own. head_chunk_tokens: tokens whose logits exist at a time. updates_per_step: optimizer steps
+    the samples of one step are split into. recompute: activation recomputation in the backward pass.
+    """
+
+    transformer_impl: TransformerImpl = TransformerImpl.local
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    max_tokens_per_rank: int = 16384
+    head_chunk_tokens: int = 1024
+    updates_per_step: int = 1
+    recompute: Recompute = Recompute.none
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+@dataclass
+class CheckpointConfig:
+    """every: steps between checkpoints of model, optimizer and pools. keep_last: how many stay on disk.
+
+    keep_weights: HF copies of the weights of past steps that stay in weights/.
+    """
+
+    every: int = 1
+    keep_last: int = 2
+    keep_weights: int = 2
+
+
+@dataclass
+class EvaluationConfig:
+    """avg@k on data.eval. every: steps between evaluations (before the first and after the last step always);
+    0 turns them off. samples_per_prompt: the k. max_prompts: the first so many problems; 0 is all of them."""
+
+    every: int = 0
+    samples_per_prompt: int = 32
+    max_prompts: int = 0
+    temperature: float = 0.85
+    top_p: float = 0.95
+    top_k: int = 20
+
+
+@dataclass
+class Config:
+    """Everything `ulorl train` reads."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    experience: ExperienceConfig = field(default_factory=ExperienceConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    dmmpt: DmmptConfig = field(default_factory=DmmptConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

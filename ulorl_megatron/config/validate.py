@@ -1,0 +1,110 @@
+"""What types cannot say: ranges, and keys that must fit together. Nothing here touches the disk."""
+
+from typing import Iterator, List
+
+from ulorl_megatron.config.schema import Config, Importance, TransformerImpl
+
+
+def faults(config: Config) -> List[str]:
+    """One line per fault, "section.key: what is wrong and what would be right"; empty when there is none."""
+    return [*_ranges(config), *_sampling(config), *_algorithm(config), *_parallel(config)]
+
+
+def _ranges(c: Config) -> Iterator[str]:
+    at_least_one = {
+        "run.total_steps": c.run.total_steps,
+        "run.processes": c.run.processes,
+        "data.max_prompt_length": c.data.max_prompt_length,
+        "rollout.global_max_length": c.rollout.global_max_length,
+        "rollout.segment_count": c.rollout.segment_count,
+        "rollout.prompts_per_step": c.rollout.prompts_per_step,
+        "servers.count": c.servers.count,
+        "verifier.workers": c.verifier.workers,
+        "policy.max_tokens_per_rank": c.policy.max_tokens_per_rank,
+        "policy.head_chunk_tokens": c.policy.head_chunk_tokens,
+        "policy.updates_per_step": c.policy.updates_per_step,
+        "checkpoint.every": c.checkpoint.every,
+        "checkpoint.keep_last": c.checkpoint.keep_last,
+        "checkpoint.keep_weights": c.checkpoint.keep_weights,
+        "evaluation.samples_per_prompt": c.evaluation.samples_per_prompt,
+        **{f"policy.parallel.{name}": size for name, size in vars(c.policy.parallel).items()},
+    }
+    at_least_zero = {
+        "rollout.request_retries": c.rollout.request_retries,
+        "servers.port": c.servers.port,
+        "verifier.retries": c.verifier.retries,
+        "evaluation.every": c.evaluation.every,
+        "evaluation.max_prompts": c.evaluation.max_prompts,
+        "policy.optimizer.lr": c.policy.optimizer.lr,
+        "policy.optimizer.warmup_steps": c.policy.optimizer.warmup_steps,
+        "policy.optimizer.weight_decay": c.policy.optimizer.weight_decay,
+        "policy.optimizer.clip_grad": c.policy.optimizer.clip_grad,
+        "algorithm.clip_high": c.algorithm.clip_high,
+        "dmmpt.sigma": c.dmmpt.sigma,
+    }
+    above_zero = {
+        "rollout.request_timeout_s": c.rollout.request_timeout_s,
+        "servers.start_timeout_s": c.servers.start_timeout_s,
+        "verifier.timeout_s": c.verifier.timeout_s,
+        "policy.optimizer.eps": c.policy.optimizer.eps,
+    }
+    yield from (f"{key}: {value} is below 1" for key, value in at_least_one.items() if value < 1)
+    yield from (f"{key}: {value} is below 0" for key, value in at_least_zero.items() if value < 0)
+    yield from (f"{key}: {value} is not above 0" for key, value in above_zero.items() if not value > 0)
+    if c.servers.port > 65535 - c.servers.count:
+        yield f"servers.port: {c.servers.port} leaves no room for {c.servers.count} ports below 65536"
+    for name in ("beta1", "beta2"):
+        beta = getattr(c.policy.optimizer, name)
+        if not 0 <= beta < 1:
+            yield f"policy.optimizer.{name}: {beta} is not in [0, 1)"
+    if c.evaluation.every and not c.data.eval:
+        yield "data.eval: evaluation.every is above 0, which needs a held-out set"
+
+
+def _sampling(c: Config) -> Iterator[str]:
+    r, e = c.rollout, c.evaluation
+    if r.temperature <= 0:
+        yield f"rollout.temperature: {r.temperature}; training needs a temperature above 0 (log-probs are taken at it)"
+    if r.top_p != 1:
+        yield (
+            f"rollout.top_p: {r.top_p}; training needs 1.0, since the server's log-probs are not renormalised for top-p"
+        )
+    if r.top_k > 0:
+        yield (
+            f"rollout.top_k: {r.top_k}; training needs -1, since the server's log-probs are not renormalised for top-k"
+        )
+    if r.group_size < 2:
+        yield f"rollout.group_size: {r.group_size}; a group of one has no advantage, take 2 or more"
+    if r.segment_count >= 1 and r.global_max_length % r.segment_count:
+        yield (
+            f"rollout.segment_count: {r.segment_count} does not divide rollout.global_max_length {r.global_max_length}"
+        )
+    if e.temperature < 0:
+        yield f"evaluation.temperature: {e.temperature} is below 0"
+    if not 0 < e.top_p <= 1:
+        yield f"evaluation.top_p: {e.top_p} is not in (0, 1]"
+    if e.top_k == 0 or e.top_k < -1:
+        yield f"evaluation.top_k: {e.top_k}; give -1 (off) or 1 and more"
+
+
+def _algorithm(c: Config) -> Iterator[str]:
+    a, d = c.algorithm, c.dmmpt
+    if a.importance is Importance.tois and c.rollout.segment_count != 1:
+        yield (
+            f"algorithm.importance: tois is the ratio of samples made in one segment; rollout.segment_count is "
+            f"{c.rollout.segment_count}, so take pois or sais"
+        )
+    if not 0 <= a.clip_low <= 1:
+        yield f"algorithm.clip_low: {a.clip_low} is not in [0, 1]"
+    if a.max_engine_mismatch is not None and a.max_engine_mismatch <= 0:
+        yield f"algorithm.max_engine_mismatch: {a.max_engine_mismatch} is not above 0; null only logs it"
+    if not 0 < d.tau <= 1:
+        yield f"dmmpt.tau: {d.tau} is not a probability in (0, 1]"
+
+
+def _parallel(c: Config) -> Iterator[str]:
+    p = c.policy.parallel
+    if p.virtual_pipeline > 1 and p.pipeline == 1:
+        yield f"policy.parallel.virtual_pipeline: {p.virtual_pipeline} needs policy.parallel.pipeline of 2 or more"
+    if c.policy.transformer_impl is TransformerImpl.te and c.model.dtype.value == "float32":
+        yield "policy.transformer_impl: te runs packed attention in bfloat16 only; set model.dtype to bfloat16"

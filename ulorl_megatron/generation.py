@@ -1,0 +1,106 @@
+"""Rank 0's half of the loop: prompts, pools, servers and the verifier."""
+
+import asyncio
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import torch
+from transformers import AutoTokenizer
+
+from ulorl_megatron.algorithm.batch import TrainSample
+from ulorl_megatron.config.schema import Config
+from ulorl_megatron.data import PromptSet
+from ulorl_megatron.evaluate import Evaluation, evaluate
+from ulorl_megatron.rollout.pools import Pools
+from ulorl_megatron.rollout.sample import Sample, Status
+from ulorl_megatron.rollout.scheduler import RolloutStats, SegmentRollout
+from ulorl_megatron.rollout.served_model import ServedModel
+from ulorl_megatron.rollout.server_pool import ServerPool
+from ulorl_megatron.rollout.store import PoolStore
+from ulorl_megatron.verifier import build_verifier
+
+
+class Generation:
+    """Everything that makes experience. One object, on rank 0, with one event loop; use it as a context manager.
+
+    Opening it reads the data and starts the servers, which get ready while the policy is built. Raises UserError for
+    bad data, a run directory in use, or a port in use.
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        self._tokenizer = tokenizer
+        self._prompts = PromptSet(config.data.train, tokenizer, config.data.max_prompt_length, config.run.seed)
+        self._heldout = (
+            PromptSet(config.data.eval, tokenizer, config.data.max_prompt_length, config.run.seed)
+            if config.data.eval
+            else None
+        )
+        self._store = PoolStore(Path(config.run.dir) / "pools.sqlite")
+        self._pools: Optional[Pools] = None
+        self._servers = ServerPool(config, ServedModel.from_path(Path(config.model.path)))
+        self._rollout = SegmentRollout(self._servers, config.rollout)
+        self._verifier = build_verifier(config.verifier)
+        self._runner = asyncio.Runner()
+        self._servers.start()
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._runner.run(self._servers.close())
+        self._runner.close()
+        self._verifier.close()
+        self._store.close()
+
+    def resume(self, step: int) -> None:
+        """Takes the pools back to the end of `step` (0: a fresh start) and waits for the servers."""
+        self._store.rewind(step)
+        self._pools = Pools(self._store, self._config.rollout, self._config.experience)
+        self._runner.run(self._servers.wait_ready())
+
+    def load_weights(self, path: Path, version: int) -> None:
+        """Every server loads the HF folder `path`; what they decode from now on is stamped `version`."""
+        self._runner.run(self._servers.update_weights(path, version))
+
+    def collect(self, step: int) -> RolloutStats:
+        """One segment of every unfinished sample, and of as many new prompts as there is room for."""
+        self._pools.admit(step, self._prompts)
+        return self._runner.run(self._rollout.collect(step, self._pools.unfinished, self._verify))
+
+    def release(self, step: int) -> List[TrainSample]:
+        """The experience that trains in this step."""
+        return [
+            _train_sample(sample, advantage, version=step - 1) for sample, advantage in self._pools.release(step)
+        ]
+
+    def commit(self, step: int) -> Dict[Status, int]:
+        """Makes the step durable; the conservation law is checked here. Returns the run's samples by status."""
+        self._pools.commit(step)
+        return self._store.check_conservation()
+
+    def evaluate(self) -> Evaluation:
+        """avg@k of the weights the servers hold, on data.eval."""
+        return self._runner.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
+
+    async def _verify(self, sample: Sample) -> float:
+        return await self._judge(sample.tokens, sample.answer)
+
+    async def _judge(self, tokens: List[int], answer: str) -> float:
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return await self._verifier.verify(response=text, answer=answer)
+
+
+def _train_sample(sample: Sample, advantage: float, version: int) -> TrainSample:
+    """version: weights of this step's rollout. A sample that waited for its group has none of its tokens from them."""
+    stale = sum(v != version for v in sample.versions)
+    return TrainSample(
+        sample_id=sample.id,
+        tokens=torch.tensor(sample.prompt_tokens + sample.tokens),
+        prompt_length=len(sample.prompt_tokens),
+        reward=sample.reward,
+        advantage=advantage,
+        behaviour_log_probs=torch.tensor(sample.log_probs),
+        last_segment=sample.length - stale,
+    )

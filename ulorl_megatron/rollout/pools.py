@@ -1,0 +1,143 @@
+"""The unfinished and the experience pool, and the rules by which samples enter, wait, train or leave."""
+
+from dataclasses import dataclass, field, replace
+from typing import Dict, List, Protocol, Sequence, Tuple
+
+import torch
+
+from ulorl_megatron.algorithm import group_advantages
+from ulorl_megatron.config.schema import ExperienceConfig, Release, RolloutConfig
+from ulorl_megatron.rollout.sample import Sample, Status
+from ulorl_megatron.rollout.store import ConservationError, PoolStore
+
+
+class Prompt(Protocol):
+    """index: row in the data set. tokens: ids after the chat template."""
+
+    index: int
+    tokens: List[int]
+    answer: str
+
+
+class PromptSource(Protocol):
+    def take(self, position: int, n: int) -> Sequence[Prompt]:
+        """The n prompts from `position` (prompts issued so far) on."""
+
+
+@dataclass
+class _Step:
+    """What the step in progress touched."""
+
+    issued: int = 0
+    samples: Dict[int, Sample] = field(default_factory=dict)
+
+
+class Pools:
+    """The samples in memory, over their store. One step is: admit, (decode `unfinished`), release, commit.
+
+    Nothing is durable before commit: a process that dies earlier starts the step again from the store.
+    """
+
+    def __init__(self, store: PoolStore, rollout: RolloutConfig, experience: ExperienceConfig):
+        self.store = store
+        self._in_flight = rollout.prompts_per_step * rollout.group_size
+        self._group_size = rollout.group_size
+        self._experience = experience
+        self._groups: Dict[int, List[Sample]] = {}
+        for sample in store.load():
+            self._groups.setdefault(sample.group_id, []).append(sample)
+        self._groups_issued = store.groups_issued
+        self._step = _Step()
+
+    @property
+    def unfinished(self) -> List[Sample]:
+        return self._with_status(Status.unfinished)
+
+    @property
+    def waiting(self) -> List[Sample]:
+        return self._with_status(Status.waiting)
+
+    def _with_status(self, status: Status) -> List[Sample]:
+        return [s for group in self._groups.values() for s in group if s.status is status]
+
+    def admit(self, step: int, prompts: PromptSource) -> List[Sample]:
+        """New groups, as many as fit beside the unfinished samples (prompts_per_step x group_size in all).
+
+        The room is counted from the pools alone, so a resumed run admits what an unbroken one would (AReaL#1345).
+        Returns the new samples; `unfinished` now holds what this step decodes.
+        """
+        room = (self._in_flight - len(self.unfinished)) // self._group_size
+        new: List[Sample] = []
+        for prompt in prompts.take(self._groups_issued, room):
+            group_id = self._groups_issued
+            self._groups_issued += 1
+            group = [
+                Sample(
+                    id=group_id * self._group_size + member,
+                    group_id=group_id,
+                    prompt_index=prompt.index,
+                    prompt_tokens=list(prompt.tokens),
+                    answer=prompt.answer,
+                    created_step=step,
+                )
+                for member in range(self._group_size)
+            ]
+            self._groups[group_id] = group
+            new += group
+        self._step = _Step(len(new), {s.id: s for s in self.unfinished})
+        return new
+
+    def release(self, step: int) -> List[Tuple[Sample, float]]:
+        """The waiting samples that train in this step, with their advantages (Eq. 4), in order of id.
+
+        They become trained; waiting samples of whole groups without a gradient become filtered (or, without dynamic
+        sampling, train with advantage 0). Advantages are over the members complete so far, those trained earlier
+        included; failed members never count.
+        """
+        released: List[Tuple[Sample, float]] = []
+        for group in self._groups.values():
+            waiting = [s for s in group if s.status is Status.waiting]
+            if not waiting:
+                continue
+            done = [s for s in group if s.complete and s.status is not Status.failed]
+            whole = all(s.status is not Status.unfinished for s in group)
+            unequal = any(s.reward != done[0].reward for s in done)
+            if not whole and (self._experience.release is Release.group or not unequal):
+                continue
+            settled = Status.trained if unequal or not self._experience.dynamic_sampling else Status.filtered
+            for sample in waiting:
+                sample.status = settled
+                sample.settled_step = step
+                self._step.samples[sample.id] = sample
+            if settled is Status.trained:
+                rewards = torch.tensor([s.reward for s in done], dtype=torch.float64)
+                advantages = group_advantages(rewards, torch.zeros(len(done), dtype=torch.int64)).tolist()
+                by_id = {s.id: a for s, a in zip(done, advantages, strict=True)}
+                released += [(s, by_id[s.id]) for s in waiting]
+        return sorted(released, key=lambda pair: pair[0].id)
+
+    def commit(self, step: int) -> Dict[Status, int]:
+        """Makes the step durable, and returns the samples of the run in each status.
+
+        Raises ConservationError if the pools in memory and in the store disagree.
+        """
+        self.store.commit(step, self._step.issued, self._step.samples.values())
+        self._step = _Step()
+        counts = self.store.counts()
+        held = {Status.unfinished: len(self.unfinished), Status.waiting: len(self.waiting)}
+        stored = {status: counts[status] for status in held}
+        if held != stored:
+            raise ConservationError(f"in memory {held}, in {self.store.path} {stored}")
+        self._groups = {
+            i: [_slim(s) for s in group] for i, group in self._groups.items() if any(map(_live, group))
+        }
+        return counts
+
+
+def _live(sample: Sample) -> bool:
+    return sample.status in (Status.unfinished, Status.waiting)
+
+
+def _slim(sample: Sample) -> Sample:
+    """A settled sample without its tokens, as the store gives it: only its reward still counts."""
+    return sample if _live(sample) else replace(sample, segments=[])

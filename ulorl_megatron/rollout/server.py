@@ -1,0 +1,144 @@
+"""An SGLang server process on this machine: started, watched, stopped."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import torch
+
+from ulorl_megatron.config.schema import Config
+from ulorl_megatron.errors import UserError
+from ulorl_megatron.launch.process import die_with_parent
+from ulorl_megatron.rollout import cpu
+
+HOST = "127.0.0.1"
+LOG_TAIL_LINES = 20
+
+# Variables of a trainer rank that would make the server look for the trainer's process group.
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+# The server stops two tokens before its context is full, and says nothing of it: leave it that room.
+_CONTEXT_SLACK = 2
+
+
+def choose_ports(first: int, count: int) -> List[int]:
+    """`count` ports that are free now: first, first + 1, ..., or any if `first` is 0.
+
+    All are held at once while choosing, so they differ (sglang#7418). Raises UserError naming the port in use.
+    """
+    with ExitStack() as held:
+        ports = []
+        for i in range(count):
+            sock = held.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port = first + i if first else 0
+            try:
+                sock.bind((HOST, port))
+            except OSError as error:
+                raise UserError(
+                    f"servers.port: port {port} on {HOST} cannot be used ({error.strerror}); "
+                    "free it, choose another, or set 0 to take free ones"
+                ) from error
+            ports.append(sock.getsockname()[1])
+        return ports
+
+
+def command(config: Config, index: int, port: int) -> List[str]:
+    """The command line of server `index`: weight version 0 is model.path as it is."""
+    context_length = config.data.max_prompt_length + config.rollout.global_max_length + _CONTEXT_SLACK
+    return [
+        *(sys.executable, "-m", "sglang.launch_server"),
+        *("--model-path", config.model.path),
+        *("--dtype", config.model.dtype.value),
+        *("--host", HOST),
+        *("--port", str(port)),
+        *("--context-length", str(context_length)),
+        *("--random-seed", str(config.run.seed + index)),
+        *("--weight-version", "0"),
+        "--skip-tokenizer-init",  # prompts and responses travel as ids
+        *(() if torch.cuda.is_available() else cpu.flags(context_length)),
+        *config.servers.extra_args,
+    ]
+
+
+def environment() -> Dict[str, str]:
+    """The environment of a server: this process's, without the rank's variables; on a CPU with the stand-ins."""
+    env = {
+        k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES and not k.startswith("TORCHELASTIC_")
+    }
+    if not torch.cuda.is_available():
+        env.update(cpu.environment())
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(cpu.STUBS), env.get("PYTHONPATH")]))
+        env.setdefault("OMP_NUM_THREADS", "1")
+    return env
+
+
+class LocalServer:
+    """One server process and its process group.
+
+    It dies with the thread that called start(), even by kill -9: call start() from the main thread.
+    """
+
+    def __init__(self, command: List[str], url: str, log: Path):
+        self.url = url
+        self.log = log
+        self._command = command
+        self._process: Optional[subprocess.Popen] = None
+
+    def start(self) -> None:
+        """Starts the process and returns at once; readiness is asked over HTTP."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def check_alive(self) -> None:
+        """Raises UserError with the last lines of the log if the process has ended."""
+        if not self.alive():
+            assert self._process is not None, "not started"
+            raise UserError(
+                f"the server at {self.url} ended with code {self._process.returncode}. "
+                f"The last lines of {self.log}:\n{self.log_tail()}"
+            )
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """SIGTERM to the process, then SIGKILL to what is left of its group. Nothing happens if it never ran."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):  # the group is killed below
+            self._process.wait(grace_s)
+        with suppress(ProcessLookupError):  # the whole group is gone already
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,75 @@
+"""The policy update of one step: masks and old log-probs where a pass of their own is needed, then the optimizer."""
+
+from dataclasses import replace
+from typing import List
+
+import torch
+
+from ulorl_megatron.algorithm.batch import TrainSample
+from ulorl_megatron.algorithm.objective import Mastery, UloRLObjective
+from ulorl_megatron.config.schema import Config, DmmptMode, Importance
+from ulorl_megatron.errors import UserError
+from ulorl_megatron.policy import Policy, UpdateStats
+
+
+def build_objective(config: Config) -> UloRLObjective:
+    """The objective that `config` describes."""
+    a, d = config.algorithm, config.dmmpt
+    mastery = Mastery(d.mode.value, d.tau, d.sigma, d.entropy_scope.value)
+    return UloRLObjective(a.importance.value, a.clip_low, a.clip_high, mastery)
+
+
+def update_policy(policy: Policy, samples: List[TrainSample], config: Config) -> UpdateStats:
+    """Trains on all samples of the step in `policy.updates_per_step` optimizer steps; collective over the ranks.
+
+    samples: the same non-empty list on every rank. With one update the ratio of pois and tois is 1 and no further
+    pass is made; with more, the policy at the start of the step scores the samples first.
+    Raises UserError when the trainer's log-probs are further from the servers' than algorithm.max_engine_mismatch.
+    """
+    objective = build_objective(config)
+    several = config.policy.updates_per_step > 1
+    needs_old = several and config.algorithm.importance is not Importance.sais
+    if needs_old or (objective.mastery.needs_whole_batch and config.dmmpt.mode is not DmmptMode.off):
+        samples = _score_first(policy, samples, objective.mastery, needs_old)
+    stats = [policy.update(part, objective) for part in _parts(samples, config.policy.updates_per_step)]
+    _check_engines_agree(stats[0], config)
+    return sum(stats[1:], stats[0])
+
+
+def _parts(samples: List[TrainSample], count: int) -> List[List[TrainSample]]:
+    """At most `count` non-empty parts of about equal size."""
+    return [samples[i::count] for i in range(min(count, len(samples)))]
+
+
+def _score_first(
+    policy: Policy, samples: List[TrainSample], mastery: Mastery, needs_old: bool
+) -> List[TrainSample]:
+    """Fills old_log_probs, and the mask where it depends on the whole batch."""
+    scores = policy.score(samples)
+    if needs_old:
+        samples = [replace(s, old_log_probs=x.log_probs) for s, x in zip(samples, scores, strict=True)]
+    if mastery.needs_whole_batch:
+        lengths = torch.tensor([s.response_length for s in samples])
+        masked = mastery.mask(
+            torch.cat([x.mastery_log_probs for x in scores]),
+            torch.cat([x.mastery_entropies for x in scores]),
+            torch.tensor([s.reward for s in samples]),
+            torch.repeat_interleave(torch.arange(len(samples)), lengths),
+            reduce=lambda sums: sums,
+        )
+        samples = [replace(s, masked=m) for s, m in zip(samples, masked.split(lengths.tolist()), strict=True)]
+    return samples
+
+
+def _check_engines_agree(stats: UpdateStats, config: Config) -> None:
+    limit = config.algorithm.max_engine_mismatch
+    tokens = stats.sums["mismatch_tokens"]
+    if limit is None or not tokens:
+        return
+    mean = stats.sums["mismatch"] / tokens
+    if not mean <= limit:
+        raise UserError(
+            f"trainer and servers disagree: mean |log-prob difference| {mean:.2e} nats over {tokens:.0f} tokens of the "
+            f"last segments, above algorithm.max_engine_mismatch {limit:.1e}. The weights the servers hold, the dtype or "
+            f"the position settings differ; this step changed the policy in memory, but was not saved."
+        )

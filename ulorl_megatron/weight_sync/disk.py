@@ -1,0 +1,66 @@
+"""Weights by way of the file system: every rank writes the HF tensors it owns, rank 0 publishes the folder."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Dict, List
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ulorl_megatron.launch import Ranks
+from ulorl_megatron.policy import Policy
+
+_INDEX = "model.safetensors.index.json"
+_VERSION_GLOB = "step-*"
+
+
+def publish_weights(policy: Policy, ranks: Ranks, model: Path, weights: Path, version: int, keep: int) -> Path:
+    """Writes weights/step-<version>, a Hugging Face folder that servers can load; returns its path on every rank.
+
+    Collective. model: the folder whose config and tokenizer belong to these weights. keep: how many versions stay.
+    A reader never sees half a folder: it is written under another name and renamed when all ranks are done and every
+    shard was opened again and holds what it should (verl#6842). It is not forced to the disk: after a power failure
+    the next start writes it anew.
+    """
+    final = weights / f"step-{version:06d}"
+    partial = weights / f".partial-{version:06d}"
+    ranks.only_first(lambda: _start(partial))
+    tensors = dict(policy.hf_tensors())
+    shard = f"model-{ranks.rank + 1:05d}-of-{ranks.world_size:05d}.safetensors"
+    if tensors:
+        save_file(tensors, partial / shard, metadata={"format": "pt"})
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    shards = ranks.gather((shard, sizes))
+    ranks.only_first(lambda: _finish(shards, model, partial, final, keep))
+    return final
+
+
+def _start(partial: Path) -> None:
+    if partial.exists():  # left by a run that was killed here
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+
+
+def _finish(shards: List, model: Path, partial: Path, final: Path, keep: int) -> None:
+    weight_map: Dict[str, str] = {}
+    for shard, sizes in shards:
+        if not sizes:
+            continue
+        with safe_open(partial / shard, framework="pt") as file:
+            missing = set(sizes) - set(file.keys())
+        twice = set(sizes) & set(weight_map)
+        if missing or twice:
+            raise RuntimeError(f"{partial / shard}: missing {sorted(missing)[:3]}, written twice {sorted(twice)[:3]}")
+        weight_map |= dict.fromkeys(sizes, shard)
+    total = sum(sum(sizes.values()) for _, sizes in shards)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (partial / _INDEX).write_text(json.dumps(index, indent=1))
+    for file in model.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name != _INDEX:
+            shutil.copyfile(file, partial / file.name)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    for old in sorted(final.parent.glob(_VERSION_GLOB))[:-keep]:
+        shutil.rmtree(old)

@@ -1,1 +1,2 @@
-"""HF and Megatron-Core checkpoints: one declarative map, converters that prove what they did, a command line."""
+"""HF and Megatron-Core checkpoints: one declarative map, converters that prove what they did, a command
+line."""

@@ -19,9 +19,9 @@ class Architecture:
     """Shape of a decoder-only model. Sizes are elements, not bytes.
 
     intermediate_size: of the dense MLP (an MoE config has one too; no weight uses it). moe_intermediate_size,
-    num_experts, experts_per_token: None for a dense model. norm_topk_prob: the router renormalises over the experts
-    it chose. rope_scaling: None without scaling, else the config's fields with `rope_type`, e.g. "yarn", and without
-    the theta. dtype: as config.json says, None where it does not.
+    num_experts, experts_per_token: None for a dense model. norm_topk_prob: the router renormalises over the
+    experts it chose. rope_scaling: None without scaling, else the config's fields with `rope_type`, e.g.
+    "yarn", and without the theta. dtype: as config.json says, None where it does not.
     """
 
     model_type: str
@@ -51,9 +51,10 @@ class Architecture:
     def from_hf(cls, source: str | PathLike | Mapping[str, Any]) -> "Architecture":
         """Read config.json: its path, the directory that holds it, or its content.
 
-        transformers 4 writes rope_theta, rope_scaling and torch_dtype; transformers 5 writes rope_parameters and
-        dtype. Both are read. Raises ArchitectureError for a missing or broken file, an unknown model_type, a feature
-        the map does not cover (dense layers among MoE ones, attention bias, sliding windows), or a contradiction.
+        transformers 4 writes rope_theta, rope_scaling, torch_dtype and num_experts; transformers 5 writes
+        rope_parameters, dtype and num_local_experts. Both are read. Raises ArchitectureError for a missing
+        or broken file, an unknown model_type, a feature the map does not cover (dense layers among MoE
+        ones, attention bias, sliding windows), or a contradiction.
         """
         where, config = _load(source)
         model_type = config.get("model_type")
@@ -75,7 +76,7 @@ class Architecture:
             vocab_size=_size(where, config, "vocab_size"),
             intermediate_size=_size(where, config, "intermediate_size"),
             moe_intermediate_size=_size(where, config, "moe_intermediate_size") if moe else None,
-            num_experts=_size(where, config, "num_experts") if moe else None,
+            num_experts=_num_experts(where, config) if moe else None,
             experts_per_token=_size(where, config, "num_experts_per_tok") if moe else None,
             norm_topk_prob=bool(config.get("norm_topk_prob", False)),
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -87,8 +88,8 @@ class Architecture:
         )
         if architecture.num_heads % architecture.num_kv_heads:
             raise ArchitectureError(
-                f"{where}: num_attention_heads {architecture.num_heads} is not a multiple of num_key_value_heads"
-                f" {architecture.num_kv_heads}."
+                f"{where}: num_attention_heads {architecture.num_heads} is not a multiple of"
+                f" num_key_value_heads {architecture.num_kv_heads}."
             )
         return architecture
 
@@ -141,7 +142,9 @@ def _rope(where: str, config: Mapping[str, Any]) -> tuple[float, dict[str, Any] 
     old = dict(config.get("rope_scaling") or {})
     thetas = {float(v) for v in (new.pop("rope_theta", None), config.get("rope_theta")) if v is not None}
     if len(thetas) > 1:
-        raise ArchitectureError(f"{where}: rope_theta and rope_parameters.rope_theta differ: {sorted(thetas)}.")
+        raise ArchitectureError(
+            f"{where}: rope_theta and rope_parameters.rope_theta differ: {sorted(thetas)}."
+        )
     for fields in (new, old):
         legacy = fields.pop("type", None)  # the spelling before `rope_type`
         if legacy is not None:
@@ -152,8 +155,21 @@ def _rope(where: str, config: Mapping[str, Any]) -> tuple[float, dict[str, Any] 
     return (thetas.pop() if thetas else _ROPE_THETA_DEFAULT), (scalings[0] if scalings else None)
 
 
+def _num_experts(where: str, config: Mapping[str, Any]) -> int:
+    spelling = _one_of(where, config, "num_experts", "num_local_experts")
+    return _size(where, {"num_experts": spelling}, "num_experts")
+
+
 def _dtype(where: str, config: Mapping[str, Any]) -> str | None:
-    found = {v.removeprefix("torch.") for v in (config.get("dtype"), config.get("torch_dtype")) if v is not None}
-    if len(found) > 1:
-        raise ArchitectureError(f"{where}: dtype and torch_dtype differ: {sorted(found)}.")
-    return found.pop() if found else None
+    dtype = _one_of(where, config, "torch_dtype", "dtype")
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _one_of(where: str, config: Mapping[str, Any], old: str, new: str) -> Any:
+    """The value of a key that has two spellings. Raises ArchitectureError when both are there and differ."""
+    found = [config[key] for key in (old, new) if config.get(key) is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        raise ArchitectureError(
+            f"{where}: {old} is {found[0]!r} and {new} is {found[1]!r}; keep the right one."
+        )
+    return found[0] if found else None

@@ -4,8 +4,8 @@
 class CheckpointError(Exception):
     """A checkpoint that cannot be read, written or converted.
 
-    The message is one paragraph: what is wrong, where (file, key), what to do. Programming errors are never wrapped
-    in it.
+    The message is one paragraph: what is wrong, where (file, key), what to do. Programming errors are never
+    wrapped in it.
     """
 
 

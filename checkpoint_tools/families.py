@@ -1,7 +1,7 @@
 """The declarative map between HF and Megatron-Core weights: one table a model family.
 
-A row says everything about a kind of weight; `name_map.weights` expands the rows over layers and experts. Adding a
-family is adding a table here.
+A row says everything about a kind of weight; `name_map.weights` expands the rows over layers and experts.
+Adding a family is adding a table here.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,8 @@ _HEAD = (
     ),
 )
 _ATTENTION = (
-    # The key is the one of Transformer Engine's fused norm; the local spec renames to it, so that one set serves both.
+    # The key is the one of Transformer Engine's fused norm; the local spec renames to it, so that one set
+    # serves both.
     _norm(
         _LAYER + "input_layernorm.weight",
         _HF_LAYER + "input_layernorm.weight",
@@ -155,8 +156,8 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
     "qwen3_moe": (_EMBEDDING, *_ATTENTION, *_MOE_MLP, *_HEAD),
 }
 
-# Other spellings of the names in the `megatron` column: Transformer Engine fuses a norm into the linear layer after
-# it, and groups the experts of a layer. (pattern, replacement) on the part after "decoder.layers.N.".
+# Other spellings of the names in the `megatron` column: Transformer Engine fuses a norm into the linear layer
+# after it, and groups the experts of a layer. (pattern, replacement) on the part after "decoder.layers.N.".
 SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"self_attention\.linear_qkv\.layer_norm_weight", "input_layernorm.weight"),
     (r"mlp\.linear_fc1\.layer_norm_weight", "pre_mlp_layernorm.weight"),

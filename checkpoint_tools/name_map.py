@@ -1,4 +1,5 @@
-"""The rows of `families.py` expanded for one model, and the names its parameters have in a live Megatron model."""
+"""The rows of `families.py` expanded for one model, and the names its parameters have in a live Megatron
+model."""
 
 import math
 import re
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from checkpoint_tools.architecture import Architecture
 from checkpoint_tools.families import FAMILIES, SPELLINGS, Layout, Row
 
-__all__ = ["Layout", "Weight", "by_name", "canonical_name", "weights"]
+__all__ = ["Layout", "Weight", "by_name", "canonical_name", "extra_state_keys", "weights"]
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Weight:
     units: number of indivisible parts along dim (key-value groups for QKV), which the group size must divide;
     None where nothing is split, or where padding makes it divisible (vocab).
     vocab: rows are the vocabulary, padded by Megatron. layer, expert: global indices, or None.
-    checkpoint_key, checkpoint_index: the key of a torch_dist checkpoint, and where in it: the indices of its leading
-    dimensions (layer, or layer and expert).
+    checkpoint_key, checkpoint_index: the key of a torch_dist checkpoint, and where in it: the indices of its
+    leading dimensions (layer, or layer and expert).
     """
 
     megatron: str
@@ -63,12 +64,36 @@ def by_name(arch: Architecture) -> dict[str, Weight]:
     return {weight.megatron: weight for weight in weights(arch)}
 
 
+def checkpoint_size(arch: Architecture, weight: Weight) -> tuple[int, ...]:
+    """Size of the whole tensor under `weight.checkpoint_key`: (layers, (experts,) *shape), or the shape
+    alone."""
+    stacked = (arch.num_layers, arch.num_experts or 0)[: len(weight.checkpoint_index)]
+    return (*stacked, *weight.shape)
+
+
+def extra_state_keys(arch: Architecture) -> list[str]:
+    """Keys of the `_extra_state` objects that loading into a model asks for.
+
+    Every module with a weight may ask for one, and Transformer Engine's attention, which has none, does too.
+    """
+    keys: dict[str, None] = {}
+    for weight in weights(arch):
+        modules = [weight.checkpoint_key.rpartition(".")[0]]
+        if weight.layout is Layout.QKV:
+            modules.append(modules[0].removesuffix("linear_qkv") + "core_attention")
+        index = ".".join(map(str, weight.checkpoint_index)) or "0"
+        sizes = checkpoint_size(arch, weight)[: len(weight.checkpoint_index)]
+        suffix = f"._extra_state/shard_{index}_{'.'.join(map(str, sizes)) or '1'}"
+        keys.update((module + suffix, None) for module in modules)
+    return list(keys)
+
+
 def canonical_name(name: str, *, layer_offset: int, expert_offset: int) -> str:
     """The canonical name of a parameter of one rank's GPTModel.
 
     name: from `named_parameters()`, of the local or the Transformer Engine spec, with any number of leading
-    "module.". layer_offset: layers before this rank's (or model chunk's) first; expert_offset: experts before this
-    rank's first.
+    "module.". layer_offset: layers before this rank's (or model chunk's) first; expert_offset: experts before
+    this rank's first.
     """
     while name.startswith("module."):
         name = name.removeprefix("module.")

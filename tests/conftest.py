@@ -47,7 +47,7 @@ def tiny_moe(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def sglang_server(tmp_path_factory, tiny_moe) -> RunningServer:
-    """Started by the code under test. Whoever loads other weights need not put these back: a new pool does."""
+    """Started by the code under test. A new pool puts the weights back, whoever loaded others."""
     config = tiny_config(tmp_path_factory.mktemp("server"), tiny_moe)
     config.data.max_prompt_length = 960  # room for the tests of other packages
     pool = ServerPool(config, ServedModel.from_path(tiny_moe))
@@ -61,6 +61,6 @@ def sglang_server(tmp_path_factory, tiny_moe) -> RunningServer:
     try:
         asyncio.run(ready())
         (member,) = pool.members
-        yield RunningServer(member.client.url, tiny_moe, member.local.log)
+        yield RunningServer(member.client.url, tiny_moe, member.process.log)
     finally:
         pool.stop()

@@ -1,4 +1,4 @@
-"""Tiny random Qwen3 models in the HF layout, with a byte-level tokenizer of their own (272 ids, no download)."""
+"""Tiny random Qwen3 models in the HF layout, with a byte-level tokenizer of their own (272 ids)."""
 
 from pathlib import Path
 from typing import Literal
@@ -45,9 +45,10 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_model(path: Path, kind: Kind = "moe", seed: int = 0, **overrides) -> Path:
     """Write config.json, model.safetensors (float32) and a tokenizer under `path`; returns `path`.
 
-    kind: moe (8 experts, top-2), dense (untied), tied (dense, tied embeddings). 2 layers, hidden 64, 4 heads over
-    2 key-value groups, q/k norm. overrides: further fields of the HF config. The weights are 4 times HF's initial
-    ones and the norms are off 1, so that greedy decoding is well separated and no norm can be left out unnoticed.
+    kind: moe (8 experts, top-2), dense (untied), tied (dense, tied embeddings). 2 layers, hidden 64, 4 heads
+    over 2 key-value groups, q/k norm. overrides: further fields of the HF config. The weights are 4 times
+    HF's initial ones and the norms are off 1, so that greedy decoding is well separated and no norm can be
+    left out unnoticed.
     """
     fields = dict(
         vocab_size=VOCAB_SIZE,

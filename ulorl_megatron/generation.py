@@ -4,13 +4,14 @@ import asyncio
 from pathlib import Path
 from typing import Dict, List, Optional
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from ulorl_megatron.algorithm.batch import TrainSample
 from ulorl_megatron.config.schema import Config
 from ulorl_megatron.data import PromptSet
-from ulorl_megatron.evaluate import Evaluation, evaluate
+from ulorl_megatron.evaluate import evaluate
 from ulorl_megatron.rollout.pools import Pools
 from ulorl_megatron.rollout.sample import Sample, Status
 from ulorl_megatron.rollout.scheduler import RolloutStats, SegmentRollout
@@ -42,6 +43,7 @@ class Generation:
         self._servers = ServerPool(config, ServedModel.from_path(Path(config.model.path)))
         self._rollout = SegmentRollout(self._servers, config.rollout)
         self._verifier = build_verifier(config.verifier)
+        self._metrics: Dict[str, float] = {}
         self._runner = asyncio.Runner()
         self._servers.start()
 
@@ -64,25 +66,33 @@ class Generation:
         """Every server loads the HF folder `path`; what they decode from now on is stamped `version`."""
         self._runner.run(self._servers.update_weights(path, version))
 
-    def collect(self, step: int) -> RolloutStats:
+    def collect(self, step: int) -> None:
         """One segment of every unfinished sample, and of as many new prompts as there is room for."""
         self._pools.admit(step, self._prompts)
-        return self._runner.run(self._rollout.collect(step, self._pools.unfinished, self._verify))
+        in_flight = self._pools.unfinished
+        stats = self._runner.run(self._rollout.collect(step, in_flight, self._verify))
+        self._metrics = _rollout_metrics(stats, in_flight)
 
     def release(self, step: int) -> List[TrainSample]:
         """The experience that trains in this step."""
-        return [
-            _train_sample(sample, advantage, version=step - 1) for sample, advantage in self._pools.release(step)
-        ]
+        released = self._pools.release(step)
+        self._metrics |= _release_metrics([sample for sample, _ in released])
+        return [_train_sample(sample, advantage, version=step - 1) for sample, advantage in released]
 
-    def commit(self, step: int) -> Dict[Status, int]:
-        """Makes the step durable; the conservation law is checked here. Returns the run's samples by status."""
+    def commit(self, step: int) -> Dict[str, float]:
+        """Makes the step durable; the conservation law is checked here. Returns the step's metrics of experience."""
         self._pools.commit(step)
-        return self._store.check_conservation()
+        counts = self._store.check_conservation()
+        return self._metrics | {f"pools/{status.value}": count for status, count in counts.items()}
 
-    def evaluate(self) -> Evaluation:
-        """avg@k of the weights the servers hold, on data.eval."""
-        return self._runner.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
+    def evaluate(self) -> Dict[str, float]:
+        """avg@k of the weights the servers hold, on data.eval, as metrics."""
+        result = self._runner.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
+        return {
+            "eval/accuracy": result.accuracy,
+            "eval/mean_length": result.mean_length,
+            "eval/truncated": result.truncated,
+        }
 
     async def _verify(self, sample: Sample) -> float:
         return await self._judge(sample.tokens, sample.answer)
@@ -104,3 +114,39 @@ def _train_sample(sample: Sample, advantage: float, version: int) -> TrainSample
         behaviour_log_probs=torch.tensor(sample.log_probs),
         last_segment=sample.length - stale,
     )
+
+
+def _rollout_metrics(stats: RolloutStats, samples: List[Sample]) -> Dict[str, float]:
+    metrics = {
+        "rollout/samples": stats.samples,
+        "rollout/finished": stats.finished,
+        "rollout/truncated": stats.truncated,
+        "rollout/unfinished": stats.unfinished,
+        "rollout/tokens": stats.tokens,
+        "rollout/tokens_per_s": stats.tokens / (stats.decode_s + stats.verify_s),
+        "rollout/cached_share": stats.cached_tokens / max(stats.input_tokens, 1),
+        "rollout/aborts": stats.aborts,
+        "rollout/failed_requests": stats.failed_requests,
+        "rollout/verifier_failures": stats.verifier_failures,
+        "time/verify": stats.verify_s,
+    }
+    complete = [sample for sample in samples if sample.status is Status.waiting]
+    if complete:
+        metrics |= {
+            "reward/complete": float(np.mean([sample.reward for sample in complete])),
+            "rollout/truncated_share": stats.truncated / len(complete),
+            "rollout/length_mean": float(np.mean([sample.length for sample in complete])),
+            "rollout/length_max": max(sample.length for sample in complete),
+        }
+    return metrics
+
+
+def _release_metrics(samples: List[Sample]) -> Dict[str, float]:
+    metrics = {
+        "train/samples": len(samples),
+        "train/multi_version_samples": sum(len(set(sample.versions)) > 1 for sample in samples),
+        "train/truncated_samples": sum(sample.truncated for sample in samples),
+    }
+    if samples:
+        metrics["reward/mean"] = float(np.mean([sample.reward for sample in samples]))
+    return metrics

@@ -7,7 +7,7 @@ from ulorl_megatron.generation import Generation
 from ulorl_megatron.launch import OnFirstRank, Ranks
 from ulorl_megatron.monitor import Clock, Monitor
 from ulorl_megatron.policy import Policy
-from ulorl_megatron.update import update_policy
+from ulorl_megatron.update import update_metrics, update_policy
 from ulorl_megatron.weight_sync import publish_weights
 
 
@@ -27,25 +27,30 @@ def train(config: Config, ranks: Ranks) -> None:
 
         clock = Clock()
         for step in range(done + 1, config.run.total_steps + 1):
-            with clock("rollout"):  # one segment of every unfinished sample and of new prompts; verified on the way
-                rollout = generation.collect(step)
+            with clock("rollout"):  # one segment of every unfinished sample and of new prompts, verified on the way
+                generation.collect(step)
             samples = generation.release(step)  # complete, and of a group with right and wrong answers
-
-            with clock("train"):  # Eq. 7 and 10, one update; nothing to learn from is a step without one
+            with clock("train"):  # Eq. 7 and 10; with nothing to learn from, a step without an update
                 update = update_policy(policy, samples, config) if samples else None
             with clock("sync"):
                 _load_servers(generation, policy, ranks, config, step)
 
-            # The pools first: a kill before the checkpoint takes them back to the one before (see generation.resume).
-            pools = generation.commit(step)
-            monitor.step(step, rollout, samples, update, pools, clock.lap())
-            if config.evaluation.every and (step % config.evaluation.every == 0 or step == config.run.total_steps):
+            # The pools first: after a kill before the checkpoint, generation.resume takes them one step back.
+            experience = generation.commit(step)
+            monitor.step(step, experience | update_metrics(update) | clock.lap())
+            last = step == config.run.total_steps
+            if is_due(config.evaluation.every, step, last):
                 with clock("evaluate"):
                     monitor.evaluation(step, generation.evaluate())
-            if step % config.checkpoint.every == 0 or step == config.run.total_steps:
+            if is_due(config.checkpoint.every, step, last):
                 with clock("checkpoint"):
                     policy.save(step)
         monitor.summary()
+
+
+def is_due(every: int, step: int, last: bool) -> bool:
+    """Whether something done every so many steps (0: never) is done after `step`."""
+    return every > 0 and (last or step % every == 0)
 
 
 def _load_servers(

@@ -1,7 +1,7 @@
 """The policy update of one step: masks and old log-probs where a pass of their own is needed, then the optimizer."""
 
 from dataclasses import replace
-from typing import List
+from typing import Dict, List, Optional
 
 import torch
 
@@ -34,6 +34,29 @@ def update_policy(policy: Policy, samples: List[TrainSample], config: Config) ->
     stats = [policy.update(part, objective) for part in _parts(samples, config.policy.updates_per_step)]
     _check_engines_agree(stats[0], config)
     return sum(stats[1:], stats[0])
+
+
+def update_metrics(stats: Optional[UpdateStats]) -> Dict[str, float]:
+    """Names and values of monitor.metrics; nothing for a step without an update."""
+    if stats is None:
+        return {}
+    tokens, sums = max(stats.tokens, 1), stats.sums
+    metrics = {
+        "train/tokens": stats.tokens,
+        "train/loss": sums["loss"] / tokens,
+        "train/entropy": sums["entropy"] / tokens,
+        "train/masked_share": sums["masked_tokens"] / tokens,
+        "train/clipped_share": sums["clipped_tokens"] / tokens,
+        "train/ratio_deviation": sums["ratio_deviation"] / tokens,
+        "train/staleness": sums["staleness"] / tokens,
+        "train/grad_norm": stats.grad_norm,
+        "train/lr": stats.lr,
+        "train/micro_batches": stats.micro_batches,
+    }
+    if sums["mismatch_tokens"]:
+        metrics["train/mismatch_mean"] = sums["mismatch"] / sums["mismatch_tokens"]
+        metrics["train/mismatch_max"] = stats.maxima["mismatch"]
+    return metrics
 
 
 def _parts(samples: List[TrainSample], count: int) -> List[List[TrainSample]]:

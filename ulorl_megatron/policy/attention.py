@@ -1,8 +1,8 @@
 """Core attention in plain torch for packed sequences, with grouped queries and context parallelism.
 
-Packed (THD) layout: the sequences of a micro-batch lie one after the other, each padded to a multiple of what the
-parallel layout needs. Under context parallelism of size C every sequence is cut into 2C chunks of equal length and
-rank r holds chunks r and 2C-1-r (zigzag), so that causal attention costs every rank the same.
+Packed (THD) layout: the sequences of a micro-batch lie one after the other, each padded to a multiple of what
+the parallel layout needs. Under context parallelism of size C every sequence is cut into 2C chunks of equal
+length and rank r holds chunks r and 2C-1-r (zigzag), so that causal attention costs every rank the same.
 """
 
 from typing import List, Tuple
@@ -19,7 +19,8 @@ _QUERY_BLOCK = 2048  # rows for which the CPU may hold an explicit causal mask
 
 
 def zigzag_positions(length: int, rank: int, size: int) -> Tensor:
-    """Positions, within a sequence of `length` tokens, that context-parallel rank `rank` of `size` holds; int64.
+    """Positions, within a sequence of `length` tokens, that context-parallel rank `rank` of `size` holds;
+    int64.
 
     length must be a multiple of 2 * size (any length if size is 1).
     """
@@ -41,9 +42,9 @@ def lengths_of(packed: PackedSeqParams) -> List[int]:
 class PackedCausalAttention(MegatronModule):
     """softmax(q k^T) v within each packed sequence, causal. A `core_attention` submodule without parameters.
 
-    The padding of a sequence lies behind its tokens, so causality alone keeps it out of them. Sequences are taken
-    one by one: no mask over the whole pack exists. With context parallelism keys and values are gathered from the
-    ranks (their gradients are reduce-scattered) and queries stay local.
+    The padding of a sequence lies behind its tokens, so causality alone keeps it out of them. Sequences are
+    taken one by one: no mask over the whole pack exists. With context parallelism keys and values are
+    gathered from the ranks (their gradients are reduce-scattered) and queries stay local.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class PackedCausalAttention(MegatronModule):
         attention_bias=None,
         packed_seq_params: PackedSeqParams = None,
     ) -> Tensor:
-        """query: [t, heads, d], key and value: [t, groups, d], after rope; t: local tokens. Returns [t, heads * d]."""
+        """query: [t, heads, d], key and value: [t, groups, d], after rope; t: local tokens. Returns [t, heads
+        * d]."""
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             raise ValueError("this attention takes packed (thd) sequences only")
         lengths = lengths_of(packed_seq_params)
@@ -87,7 +89,9 @@ class PackedCausalAttention(MegatronModule):
             if size == 1:
                 outputs.append(self._attend(q, k, v, start=0))
                 continue
-            for part, number in zip(q.split(chunk), (self.cp_group.rank(), 2 * size - 1 - self.cp_group.rank()), strict=True):
+            for part, number in zip(
+                q.split(chunk), (self.cp_group.rank(), 2 * size - 1 - self.cp_group.rank()), strict=True
+            ):
                 outputs.append(self._attend(part, k, v, start=number * chunk))
         return torch.cat(outputs).flatten(1)
 
@@ -115,7 +119,8 @@ class PackedCausalAttention(MegatronModule):
 
     def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, **masking) -> Tensor:
         if not query.is_cuda and key.size(1) != query.size(1):
-            # torch's CPU flash kernel knows no grouped queries, and the path it falls back to keeps all scores.
+            # torch's CPU flash kernel knows no grouped queries, and the path it falls back to keeps all
+            # scores.
             repeats = query.size(1) // key.size(1)
             key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))

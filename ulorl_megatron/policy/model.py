@@ -1,11 +1,9 @@
 """Architecture + configuration -> Megatron's TransformerConfig, layer specs and GPTModel chunks."""
 
-import logging
 from typing import List
 
 import torch
 import torch.nn.functional as F
-from checkpoint_tools.architecture import Architecture
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -13,16 +11,19 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.config.schema import PolicyConfig, Recompute, TransformerImpl
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.policy.attention import PackedCausalAttention
+from ulorl_megatron.policy.platform import device
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm under sequence parallelism: its weight's gradient is summed over tensor-parallel ranks."""
+    """torch's RMSNorm under sequence parallelism: its weight's gradient is summed over tensor-parallel
+    ranks."""
 
     def __init__(self, *, config: TransformerConfig, hidden_size: int, eps: float):
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device())
         self.weight.sequence_parallel = config.sequence_parallel
 
 
@@ -32,7 +33,8 @@ def padded_vocab_size(arch: Architecture, tensor_parallel: int) -> int:
 
 
 def transformer_config(arch: Architecture, policy: PolicyConfig, dtype: torch.dtype) -> TransformerConfig:
-    """Exactly Qwen3 or Qwen3-MoE, in policy.parallel's layout. Dropout and the router's auxiliary loss are off."""
+    """Exactly Qwen3 or Qwen3-MoE, in policy.parallel's layout. Dropout and the router's auxiliary loss are
+    off."""
     sizes = policy.parallel
     interleaved = sizes.virtual_pipeline > 1
     moe = {}
@@ -48,7 +50,6 @@ def transformer_config(arch: Architecture, policy: PolicyConfig, dtype: torch.dt
             # HF's router_aux_loss_coef of 0.001 must not leak in (SkyRL#838).
             moe_router_load_balancing_type="none",
             moe_aux_loss_coeff=0.0,
-            moe_token_dispatcher_type="alltoall",
             moe_grouped_gemm=policy.transformer_impl is TransformerImpl.te,
         )
     recompute = {}
@@ -92,6 +93,7 @@ def transformer_config(arch: Architecture, policy: PolicyConfig, dtype: torch.dt
         expert_model_parallel_size=sizes.expert,
         expert_tensor_parallel_size=sizes.expert_tensor,
         variable_seq_lengths=sizes.pipeline > 1,  # packs differ in length
+        moe_token_dispatcher_type="alltoall",  # the one that allows it, and is asked for even without experts
         # The interleaved schedule is silently wrong on batched sends.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
@@ -110,7 +112,9 @@ def _set_yarn(config: TransformerConfig, arch: Architecture) -> None:
     scaling = arch.rope_scaling
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind != "yarn":
-        raise UserError(f"rope scaling {kind!r} is not supported; the model's config.json may ask for yarn or none")
+        raise UserError(
+            f"rope scaling {kind!r} is not supported; the model's config.json may ask for yarn or none"
+        )
     config.position_embedding_type = "yarn"
     config.yarn_rotary_scaling_factor = float(scaling["factor"])
     config.yarn_original_max_position_embeddings = int(scaling["original_max_position_embeddings"])
@@ -122,7 +126,8 @@ def _set_yarn(config: TransformerConfig, arch: Architecture) -> None:
 
 
 def _local_spec(config: TransformerConfig) -> ModuleSpec:
-    """Megatron's local layer with norms and attention that know sequence and context parallelism and packing."""
+    """Megatron's local layer with norms and attention that know sequence and context parallelism and
+    packing."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
     )
@@ -138,7 +143,9 @@ def _local_spec(config: TransformerConfig) -> ModuleSpec:
     return spec
 
 
-def _block_spec(config: TransformerConfig, impl: TransformerImpl, vp_stage: int) -> TransformerBlockSubmodules:
+def _block_spec(
+    config: TransformerConfig, impl: TransformerImpl, vp_stage: int
+) -> TransformerBlockSubmodules:
     layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     if impl is TransformerImpl.local:
         return TransformerBlockSubmodules(layer_specs=[_local_spec(config)] * layers, layer_norm=RMSNorm)
@@ -158,8 +165,6 @@ def _block_spec(config: TransformerConfig, impl: TransformerImpl, vp_stage: int)
 
 def build_chunks(config: TransformerConfig, arch: Architecture, impl: TransformerImpl) -> List[GPTModel]:
     """This rank's model chunks (one per virtual pipeline stage), uninitialised, on its device."""
-    # GPTModel warns that HybridModel will replace it; checkpoints and tools today are GPTModel's.
-    logging.getLogger("megatron.core.models.gpt.gpt_model").setLevel(logging.ERROR)
     stages = config.virtual_pipeline_model_parallel_size
     chunks = []
     for stage in range(stages or 1):
@@ -177,5 +182,5 @@ def build_chunks(config: TransformerConfig, arch: Architecture, impl: Transforme
             vp_stage=vp_stage,
         )
         chunk.vp_stage = vp_stage
-        chunks.append(chunk.to(torch.cuda.current_device()))
+        chunks.append(chunk.to(device()))
     return chunks

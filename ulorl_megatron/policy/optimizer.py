@@ -9,7 +9,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from torch.optim.adamw import adamw
 
 from ulorl_megatron.config.schema import OptimizerConfig
-from ulorl_megatron.policy.platform import cuda_type_names
+from ulorl_megatron.policy.platform import cuda_tensors
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -65,7 +65,8 @@ def _use_own_adam() -> None:
 def build_optimizer(
     config: OptimizerConfig, chunks: List[torch.nn.Module], dtype: torch.dtype
 ) -> MegatronOptimizer:
-    """The distributed optimizer over DDP-wrapped `chunks`; float32 masters of bfloat16 weights are made here."""
+    """The distributed optimizer over DDP-wrapped `chunks`; float32 masters of bfloat16 weights are made
+    here."""
     _use_own_adam()
     settings = MegatronOptimizerConfig(
         optimizer="adam",
@@ -79,7 +80,7 @@ def build_optimizer(
         params_dtype=dtype,
         use_distributed_optimizer=True,
     )
-    with cuda_type_names():
+    with cuda_tensors():
         return get_megatron_optimizer(settings, chunks)
 
 

@@ -1,8 +1,8 @@
 """Samples -> micro-batches: which rank takes which samples, and the packed tensors of each.
 
-All ranks compute the same plan from the same samples. A sample of n tokens is a sequence of n - 1 inputs, each with
-the next token as its label, so no label can cross into the next sequence (Megatron-LM#3551). Only the positions that
-predict response tokens are scored.
+All ranks compute the same plan from the same samples. A sample of n tokens is a sequence of n - 1 inputs,
+each with the next token as its label, so no label can cross into the next sequence (Megatron-LM#3551). Only
+the positions that predict response tokens are scored.
 """
 
 import math
@@ -20,10 +20,10 @@ from ulorl_megatron.policy.attention import zigzag_positions
 
 @dataclass(frozen=True)
 class PackingRules:
-    """budget: input tokens (padding included) of one micro-batch over all its context-parallel ranks; a longer sample
-    gets a micro-batch of its own. data_parallel, context_parallel, tensor_parallel: sizes. multiple: the number of
-    micro-batches must be a multiple of it (interleaved pipelines). quadratic: cost of a token pair of one sequence
-    relative to that of a token."""
+    """budget: input tokens (padding included) of one micro-batch over all its context-parallel ranks; a
+    longer sample gets a micro-batch of its own. data_parallel, context_parallel, tensor_parallel: sizes.
+    multiple: the number of micro-batches must be a multiple of it (interleaved pipelines). quadratic: cost of
+    a token pair of one sequence relative to that of a token."""
 
     budget: int
     data_parallel: int
@@ -49,8 +49,9 @@ class PackingRules:
 def plan(samples: Sequence[TrainSample], rules: PackingRules) -> List[List[List[int]]]:
     """plan[rank][i]: indices of the samples in micro-batch i of data-parallel rank `rank`.
 
-    Every rank gets the same number of micro-batches, some perhaps empty (slime#1860). Within the budget the costliest
-    sample left goes to the cheapest bin; bins of like cost run at the same time, and totals are evened out.
+    Every rank gets the same number of micro-batches, some perhaps empty (slime#1860). Within the budget the
+    costliest sample left goes to the cheapest bin; bins of like cost run at the same time, and totals are
+    evened out.
     """
     lengths = [rules.padded(s) for s in samples]
     order = sorted(range(len(samples)), key=lambda i: (-lengths[i], i))
@@ -92,8 +93,8 @@ class MicroBatch:
 
     input_ids, position_ids: int64 [1, t]. packed: sequence boundaries, over all context-parallel ranks.
     positions: int64 [T], rows of the t that predict response tokens. labels: int64 [T], those tokens.
-    batch: what the objective sees of them. members: indices in the step's list of the samples (empty for a filler).
-    offsets: for each of its samples, int64, which tokens of the response this rank holds.
+    batch: what the objective sees of them. members: indices in the step's list of the samples (empty for a
+    filler). offsets: for each of its samples, int64, which tokens of the response this rank holds.
     """
 
     input_ids: Tensor
@@ -107,19 +108,26 @@ class MicroBatch:
 
 
 def build(
-    samples: Sequence[TrainSample], members: List[int], rules: PackingRules, context_rank: int, device: torch.device
+    samples: Sequence[TrainSample],
+    members: List[int],
+    rules: PackingRules,
+    context_rank: int,
+    device: torch.device,
 ) -> MicroBatch:
     """The micro-batch of samples[i] for i in members, as context-parallel rank `context_rank` holds it.
 
-    Without members it is one sequence of padding without a response, so that this rank takes part in collectives.
-    Raises ValueError for a sample without a prompt token (nothing predicts its first response token).
+    Without members it is one sequence of padding without a response, so that this rank takes part in
+    collectives. Raises ValueError for a sample without a prompt token (nothing predicts its first response
+    token).
     """
     chosen = [samples[i] for i in members] or [_filler(samples[0], rules.unit)]
     if any(s.prompt_length < 1 for s in chosen):
         raise ValueError("a sample has no prompt token")
     lengths = [rules.padded(s) for s in chosen]
     held = [zigzag_positions(n, context_rank, rules.context_parallel) for n in lengths]
-    scored = [(h >= s.prompt_length - 1) & (h < s.tokens.numel() - 1) for s, h in zip(chosen, held, strict=True)]
+    scored = [
+        (h >= s.prompt_length - 1) & (h < s.tokens.numel() - 1) for s, h in zip(chosen, held, strict=True)
+    ]
     offsets = [h[m] - (s.prompt_length - 1) for s, h, m in zip(chosen, held, scored, strict=True)]
 
     def per_token(name: str) -> Optional[Tensor]:
@@ -128,7 +136,9 @@ def build(
             return None
         return torch.cat([v[o] for v, o in zip(values, offsets, strict=True)]).to(device)
 
-    inputs = [F.pad(s.tokens[:-1], (0, n + 1 - s.tokens.numel())) for s, n in zip(chosen, lengths, strict=True)]
+    inputs = [
+        F.pad(s.tokens[:-1], (0, n + 1 - s.tokens.numel())) for s, n in zip(chosen, lengths, strict=True)
+    ]
     batch = TokenBatch(
         sample_index=torch.cat([torch.full_like(o, i) for i, o in enumerate(offsets)]).to(device),
         rewards=torch.tensor([s.reward for s in chosen], dtype=torch.float32, device=device),
@@ -143,9 +153,11 @@ def build(
     return MicroBatch(
         input_ids=torch.cat([x[h] for x, h in zip(inputs, held, strict=True)])[None].to(device),
         position_ids=torch.cat(held)[None].to(device),
-        packed=_packed(lengths, device),
+        packed=pack_lengths(lengths, device),
         positions=torch.cat(scored).nonzero()[:, 0].to(device),
-        labels=torch.cat([s.tokens[s.prompt_length + o] for s, o in zip(chosen, offsets, strict=True)]).to(device),
+        labels=torch.cat([s.tokens[s.prompt_length + o] for s, o in zip(chosen, offsets, strict=True)]).to(
+            device
+        ),
         batch=batch,
         members=members,
         offsets=offsets,
@@ -168,11 +180,11 @@ def _filler(like: TrainSample, length: int) -> TrainSample:
     )
 
 
-def _packed(lengths: List[int], device: torch.device) -> PackedSeqParams:
+def pack_lengths(lengths: List[int], device: torch.device) -> PackedSeqParams:
     """Boundaries of the padded sequences.
 
-    max_seqlen is the true longest sequence: Megatron's rope takes frequencies as long as the whole pack for packed
-    offsets (Megatron-LM#5243), which only a pack of one sequence may look like.
+    max_seqlen is the true longest sequence: Megatron's rope takes frequencies as long as the whole pack for
+    packed offsets (Megatron-LM#5243), which only a pack of one sequence may look like.
     """
     boundaries = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
     return PackedSeqParams(

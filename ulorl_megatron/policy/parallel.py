@@ -3,9 +3,9 @@
 from typing import Iterator
 
 import torch.distributed as dist
-from checkpoint_tools.architecture import Architecture
 from megatron.core import parallel_state as mpu
 
+from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.config.schema import ParallelConfig
 from ulorl_megatron.errors import UserError
 

@@ -1,18 +1,71 @@
-"""Megatron-Core on a machine without CUDA: what it asks of torch.cuda is answered by the CPU.
+"""Megatron-Core on a machine without CUDA.
 
-Megatron-Core names CUDA devices, streams and generators unconditionally. `prepare_torch` must run before
-megatron.core is imported, `adapt_megatron` after. With CUDA both do nothing, and the `cuda_type_names` context is
-empty. Everything else in this package may then be written once, for both.
+Megatron-Core names CUDA devices, streams and generators unconditionally. Without CUDA its modules are given a
+stand-in for the name `torch`, in which those mean the CPU; torch itself stays as it is, for everybody else in
+the process (a patched torch.empty_like, for one, leaves a transformers model with undefined rope
+frequencies). With CUDA nothing here does anything.
 """
 
 import contextlib
 import functools
+import importlib
+import queue
 import sys
-from typing import Callable, ContextManager, Iterator, List
+import types
+from typing import Any, Callable, ContextManager, Iterator, List
 
 import torch
 import torch._dynamo
 import torch.distributed as dist
+
+_IMPORTED_LATE = (  # by functions of megatron.core, too late for the stand-in
+    "megatron.core.dist_checkpointing.strategies.filesystem_async",
+    "megatron.core.dist_checkpointing.strategies.fully_parallel",
+    "megatron.core.dist_checkpointing.strategies.state_dict_saver",
+    "megatron.core.dist_checkpointing.strategies.torch",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.models.mimo.optimizer",
+)
+
+
+def device() -> torch.device:
+    """Where this rank's tensors live."""
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+
+
+def adapt_megatron() -> None:
+    """Make every megatron.core module imported so far run on this machine. Call once, after importing
+    them."""
+    if torch.cuda.is_available():
+        return
+    # Megatron compiles small functions, for kernels a CPU does not gain from: 10 s each and a C++ compiler.
+    torch._dynamo.config.disable = True
+    for name in _IMPORTED_LATE:
+        importlib.import_module(name)
+    _mend_random()
+    _mend_token_dispatcher()
+    _save_in_this_process()
+    stand_in = _torch_for_cpu()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
+            module.torch = stand_in
+
+
+class _StandIn(types.ModuleType):
+    """A module with some attributes replaced."""
+
+    def __init__(self, original: types.ModuleType, **replaced: Any):
+        super().__init__(original.__name__)
+        self.__dict__.update(vars(original))
+        self.__dict__.update(replaced)
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:  # what torch loads lazily
+        return getattr(self._original, name)
 
 
 class _Stream:
@@ -35,26 +88,35 @@ class _Stream:
     __hash__ = object.__hash__
 
 
-def prepare_torch() -> None:
-    """Let torch.cuda's device, stream and generator calls mean the CPU. Call before importing megatron.core."""
-    if torch.cuda.is_available():
-        return
-    if "megatron.core.tensor_parallel" in sys.modules:
-        raise RuntimeError("megatron.core was imported before ulorl_megatron.policy, which prepares torch for it")
-    cuda = torch.cuda
-    cuda.current_device = lambda: torch.device("cpu")
-    cuda.Stream = cuda.Event = _Stream
-    cuda.current_stream = cuda.default_stream = lambda device=None: _Stream()
-    cuda.stream = lambda stream: contextlib.nullcontext()
-    for name in ("set_device", "synchronize", "empty_cache"):
-        setattr(cuda, name, lambda *args, **kwargs: None)
-    # One generator on this machine: the CPU's.
-    cuda.manual_seed = lambda seed: torch.manual_seed(seed) and None
-    cuda.get_rng_state = cuda.random.get_rng_state = lambda device=None: torch.get_rng_state()
-    for name in ("empty", "zeros", "tensor", "empty_like"):
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
-    # Megatron compiles small functions, for kernels a CPU does not gain from: 10 s each and a C++ compiler.
-    torch._dynamo.config.disable = True
+def _torch_for_cpu() -> types.ModuleType:
+    def nothing(*args, **kwargs) -> None:
+        return None
+
+    def cpu_generator(device=None) -> torch.Tensor:  # one generator on this machine: the CPU's
+        return torch.get_rng_state()
+
+    cuda = _StandIn(
+        torch.cuda,
+        random=_StandIn(torch.cuda.random, get_rng_state=cpu_generator),
+        get_rng_state=cpu_generator,
+        manual_seed=lambda seed: torch.manual_seed(seed) and None,
+        current_device=lambda: torch.device("cpu"),
+        set_device=nothing,
+        synchronize=nothing,
+        empty_cache=nothing,
+        Stream=_Stream,
+        Event=_Stream,
+        current_stream=lambda device=None: _Stream(),
+        default_stream=lambda device=None: _Stream(),
+        stream=lambda stream: contextlib.nullcontext(),
+    )
+    factories = ("arange", "empty", "empty_like", "full", "ones", "tensor", "zeros", "zeros_like")
+    return _StandIn(
+        torch,
+        cuda=cuda,
+        distributed=_StandIn(dist, all_gather=_uneven_all_gather),
+        **{name: _on_cpu(getattr(torch, name)) for name in factories},
+    )
 
 
 def _on_cpu(factory: Callable) -> Callable:
@@ -71,68 +133,63 @@ def _on_cpu(factory: Callable) -> Callable:
     return on_cpu
 
 
-def adapt_megatron() -> None:
-    """Mend the places in megatron.core 0.19 that work on CUDA tensors or NCCL only. Call after importing it."""
-    if torch.cuda.is_available():
-        return
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-    from megatron.core.tensor_parallel import random
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+def _uneven_all_gather(outputs: List[torch.Tensor], tensor: torch.Tensor, group=None, async_op=False):
+    """gloo gathers equal shapes only; expert tensor parallelism sends each rank's own number of tokens."""
+    sizes = [output.size(0) for output in outputs]
+    if len(set(sizes)) == 1:
+        return dist.all_gather(outputs, tensor, group=group, async_op=async_op)
+    flat = tensor.new_empty((sum(sizes), *tensor.shape[1:]))
+    copies = torch.cat([tensor] * len(outputs))
+    dist.all_to_all_single(flat, copies, sizes, [tensor.size(0)] * len(outputs), group=group)
+    for output, part in zip(outputs, flat.split(sizes), strict=True):
+        output.copy_(part)
+    return None
 
-    # All-to-all split sizes become lists only when they come from a CUDA tensor.
-    move = moe_utils.maybe_move_tensor_to_cpu
+
+def _mend_random() -> None:
+    """Activation recomputation restores the generator of a CUDA device by its index."""
+    from megatron.core.tensor_parallel import random
+
+    random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
+
+
+def _mend_token_dispatcher() -> None:
+    """All-to-all split sizes become lists only where they come from a CUDA tensor."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    move = token_dispatcher.maybe_move_tensor_to_cpu
 
     def to_list(tensor, as_numpy=False, record_stream=False):
-        if torch.is_tensor(tensor) and not tensor.is_cuda:
-            return tensor.numpy() if as_numpy else tensor
+        if as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda:
+            return tensor.numpy()
         return move(tensor, as_numpy=as_numpy, record_stream=record_stream)
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_list
-    random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
-    dist.all_gather = _uneven_all_gather(dist.all_gather)
-    _save_in_this_process(filesystem_async)
 
 
-def _uneven_all_gather(all_gather: Callable) -> Callable:
-    """gloo gathers equal shapes only; expert tensor parallelism sends each rank's own number of tokens."""
-
-    def gather(outputs: List[torch.Tensor], tensor: torch.Tensor, group=None, async_op=False):
-        sizes = [output.size(0) for output in outputs]
-        if len(set(sizes)) == 1:
-            return all_gather(outputs, tensor, group=group, async_op=async_op)
-        flat = tensor.new_empty((sum(sizes), *tensor.shape[1:]))
-        copies = torch.cat([tensor] * len(outputs))
-        dist.all_to_all_single(flat, copies, sizes, [tensor.size(0)] * len(outputs), group=group)
-        for output, part in zip(outputs, flat.split(sizes), strict=True):
-            output.copy_(part)
-        return None
-
-    return gather
-
-
-def _save_in_this_process(filesystem_async) -> None:
-    """A synchronous save needs no manager process for its results: starting one takes seconds, every save."""
-    import queue
+def _save_in_this_process() -> None:
+    """A synchronous save needs no manager process for its results; starting one takes seconds."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     filesystem_async._results_queue = queue.Queue()
 
 
+def cuda_tensors() -> ContextManager[None]:
+    """Around Megatron's optimizers, which test for "torch.cuda.FloatTensor" and call Tensor.cuda()."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else _cuda_tensors()
+
+
 @contextlib.contextmanager
-def _cuda_type_names() -> Iterator[None]:
-    name_of = torch.Tensor.type
+def _cuda_tensors() -> Iterator[None]:
+    name_of, cuda = torch.Tensor.type, torch.Tensor.cuda
 
     def cuda_name(self, dtype=None, *args, **kwargs):
         if dtype is None:
             return name_of(self).replace("torch.", "torch.cuda.", 1)
         return name_of(self, dtype, *args, **kwargs)
 
-    torch.Tensor.type = cuda_name
+    torch.Tensor.type, torch.Tensor.cuda = cuda_name, lambda self, *args, **kwargs: self
     try:
         yield
     finally:
-        torch.Tensor.type = name_of
-
-
-def cuda_type_names() -> ContextManager[None]:
-    """Megatron's optimizers compare Tensor.type() with "torch.cuda.FloatTensor": needed where they run."""
-    return contextlib.nullcontext() if torch.cuda.is_available() else _cuda_type_names()
+        torch.Tensor.type, torch.Tensor.cuda = name_of, cuda

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
-from checkpoint_tools.architecture import Architecture
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.distributed import (
@@ -21,6 +20,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
+from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.algorithm.batch import TokenBatch, TokenScores, TrainSample
 from ulorl_megatron.config.schema import Config, Distribution
 from ulorl_megatron.policy import checkpoint, packing, parallel, weights
@@ -29,7 +29,7 @@ from ulorl_megatron.policy.head import ScoreHead
 from ulorl_megatron.policy.model import build_chunks, transformer_config
 from ulorl_megatron.policy.optimizer import build_optimizer, learning_rate
 from ulorl_megatron.policy.packing import MicroBatch, PackingRules
-from ulorl_megatron.policy.platform import cuda_type_names
+from ulorl_megatron.policy.platform import cuda_tensors, device
 
 Reduce = Callable[[Tensor], Tensor]
 Objective = Callable[
@@ -38,15 +38,17 @@ Objective = Callable[
 
 
 class NonFiniteGradient(RuntimeError):
-    """The gradient has an infinite or undefined norm. The weights in memory are spoilt, those on disk are not."""
+    """The gradient has an infinite or undefined norm. The weights in memory are spoilt, those on disk are
+    not."""
 
 
 @dataclass(frozen=True)
 class UpdateStats:
     """Of one optimizer step; the same on every rank.
 
-    sums, maxima: the objective's, over all tokens of the step. tokens: response tokens, the loss's denominator.
-    grad_norm: before clipping, over all parameters. lr: of this update. micro_batches: per data-parallel rank.
+    sums, maxima: the objective's, over all tokens of the step. tokens: response tokens, the loss's
+    denominator. grad_norm: before clipping, over all parameters. lr: of this update. micro_batches: per
+    data-parallel rank.
     """
 
     sums: Dict[str, float]
@@ -71,9 +73,10 @@ class UpdateStats:
 class Policy:
     """The policy model, sharded over all ranks, with its optimizer.
 
-    Every method is collective: all ranks call it, with the same arguments. torch.distributed must be initialised.
-    weights: HF directory to take the weights from, instead of config.model.path (its config.json always counts).
-    Raises UserError for a layout or model that cannot work, and checkpoint_tools' CheckpointError for faulty files.
+    Every method is collective: all ranks call it, with the same arguments. torch.distributed must be
+    initialised. weights: HF directory to take the weights from, instead of config.model.path (its config.json
+    always counts). Raises UserError for a layout or model that cannot work, and checkpoint_tools'
+    CheckpointError for faulty files.
     """
 
     def __init__(self, config: Config, *, weights: Optional[str] = None):
@@ -110,10 +113,10 @@ class Policy:
     def update(self, samples: List[TrainSample], objective: Objective) -> UpdateStats:
         """One optimizer step on all `samples` (not empty).
 
-        objective(batch, scores, reduce) -> (loss_sum, num_tokens, sums, maxima) sees one micro-batch at a time.
-        loss_sum is a sum over tokens; it is divided by the step's tokens over all ranks and micro-batches. reduce(t)
-        sums a small tensor over the context-parallel ranks that hold other tokens of the same samples.
-        Raises NonFiniteGradient.
+        objective(batch, scores, reduce) -> (loss_sum, num_tokens, sums, maxima) sees one micro-batch at a
+        time. loss_sum is a sum over tokens; it is divided by the step's tokens over all ranks and
+        micro-batches. reduce(t) sums a small tensor over the context-parallel ranks that hold other tokens of
+        the same samples. Raises NonFiniteGradient.
         """
 
         def loss(micro: MicroBatch, outputs: Tuple[Tensor, ...]):
@@ -129,7 +132,7 @@ class Policy:
         lr = learning_rate(self._config.policy.optimizer, self._updates + 1)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        with cuda_type_names():
+        with cuda_tensors():
             _, grad_norm, _ = self._optimizer.step()
         if not math.isfinite(grad_norm):
             raise NonFiniteGradient(f"gradient norm {grad_norm} at update {self._updates + 1}")
@@ -138,7 +141,8 @@ class Policy:
         return UpdateStats(sums, maxima, tokens, float(grad_norm), lr, micro_batches)
 
     def score(self, samples: List[TrainSample]) -> List[TokenScores]:
-        """Scores of every response token, on every rank, as an update would see them; CPU tensors, no graph."""
+        """Scores of every response token, on every rank, as an update would see them; CPU tensors, no
+        graph."""
         starts = [0]
         for sample in samples:
             starts.append(starts[-1] + sample.response_length)
@@ -148,7 +152,7 @@ class Policy:
 
         with torch.no_grad():
             results, _ = self._run(samples, keep, forward_only=True)
-        flat = torch.zeros((4, starts[-1]), dtype=torch.float32, device=torch.cuda.current_device())
+        flat = torch.zeros((4, starts[-1]), dtype=torch.float32, device=device())
         for micro, scores in results:
             where = [starts[i] + offsets for i, offsets in zip(micro.members, micro.offsets)]  # noqa: B905
             if where:
@@ -163,23 +167,27 @@ class Policy:
     def hf_tensors(self) -> Iterator[Tuple[str, Tensor]]:
         """(name, full tensor on the CPU) of the HF tensors this rank has to write.
 
-        Over all ranks every HF tensor comes exactly once. All ranks must exhaust the iterator: shards are gathered.
+        Over all ranks every HF tensor comes exactly once. All ranks must exhaust the iterator: shards are
+        gathered.
         """
         return weights.export_hf(self._models, self._megatron, self._arch)
 
     def save(self, step: int) -> None:
-        """Write a checkpoint of this step under <run.dir>/checkpoints, and drop those beyond checkpoint.keep_last."""
+        """Write a checkpoint of this step under <run.dir>/checkpoints, and drop those beyond
+        checkpoint.keep_last."""
         self._checkpoints.save(step, self._state(loading=False) | {"step": step, "updates": self._updates})
 
     def load_latest(self) -> Optional[int]:
-        """Resume from the latest checkpoint; returns its step, or None (and nothing changed) if there is none."""
+        """Resume from the latest checkpoint; returns its step, or None (and nothing changed) if there is
+        none."""
         path = self._checkpoints.latest()
         if path is None:
             return None
         state = checkpoint.load(path, self._state(loading=True))
         for name, model in self._named_models():
             model.load_state_dict(state[name])
-        self._optimizer.load_state_dict(state["optimizer"])
+        with cuda_tensors():
+            self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["generator"])
         self._updates = state["updates"]
         return state["step"]
@@ -197,15 +205,15 @@ class Policy:
         return wrapped
 
     def _run(self, samples: List[TrainSample], loss: Callable, forward_only: bool) -> Tuple[List[Any], int]:
-        """Megatron's schedule over this rank's micro-batches; what `loss` gave for each (last stage), their number."""
+        """Megatron's schedule over this rank's micro-batches; what `loss` gave for each (last stage), their
+        number."""
         mine = packing.plan(samples, self._rules)[mpu.get_data_parallel_rank()]
-        device = torch.device(torch.cuda.current_device())
         build = partial(
             packing.build,
             samples,
             rules=self._rules,
             context_rank=mpu.get_context_parallel_rank(),
-            device=device,
+            device=device(),
         )
 
         def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module):
@@ -245,8 +253,9 @@ class Policy:
             "chained_optim_avoid_prefix": True,
         }
         models = {name: model.sharded_state_dict(metadata=metadata) for name, model in self._named_models()}
-        shards = models["model"] if "model" in models else models
-        optimizer = self._optimizer.sharded_state_dict(shards, is_loading=loading, metadata=metadata)
+        shards = models.get("model", models)
+        with cuda_tensors():
+            optimizer = self._optimizer.sharded_state_dict(shards, is_loading=loading, metadata=metadata)
         # Nothing in a step is drawn at random, so one rank's generator stands for all.
         generator = ShardedObject("generator", torch.get_rng_state(), (1,), (0,), replica_id=dist.get_rank())
         return {**models, "optimizer": optimizer, "generator": generator}
@@ -259,7 +268,9 @@ def _attention_share(arch: Architecture) -> float:
     """
     queries, groups = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     attention = arch.hidden_size * (2 * queries + 2 * groups)
-    width = arch.experts_per_token * arch.moe_intermediate_size if arch.num_experts else arch.intermediate_size
+    width = (
+        arch.experts_per_token * arch.moe_intermediate_size if arch.num_experts else arch.intermediate_size
+    )
     layer = attention + 3 * arch.hidden_size * width
     linear = arch.num_layers * layer + arch.hidden_size * arch.vocab_size
     return arch.num_layers * queries / linear

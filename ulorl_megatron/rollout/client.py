@@ -3,6 +3,7 @@
 import asyncio
 import math
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, List, Optional
@@ -20,7 +21,7 @@ class RequestError(Exception):
 
 
 class RequestRejected(Exception):
-    """The server will never take this request (4xx, or its limits are too small): a fault of ours or of its flags."""
+    """The server will never take this request (4xx, or its limits are too small): our fault or its flags'."""
 
 
 class WeightUpdateFailed(Exception):
@@ -46,9 +47,10 @@ class Sampling:
 class Generation:
     """What one request brought; the three lists have the same length.
 
-    log_probs: nats, at the sampling temperature, not renormalised for top-p or top-k. versions: weight version that
-    made each token, as the server stamped it. abort_reason: the server's words, if it aborted (the tokens so far
-    are good). cached_tokens: input tokens whose keys and values were still in the server's cache.
+    log_probs: nats, at the sampling temperature, not renormalised for top-p or top-k. versions: weight
+    version that made each token, as the server stamped it. abort_reason: the server's words, if it aborted
+    (the tokens so far are good). cached_tokens: input tokens whose keys and values were still in the server's
+    cache.
     """
 
     tokens: List[int]
@@ -77,8 +79,9 @@ class Client:
     ) -> Generation:
         """Asks once for up to max_new_tokens more tokens.
 
-        After timeout_s the request is aborted on the server and RequestError raised (verl#7155). Raises RequestError,
-        RequestRejected, and ValueError for ids outside the vocabulary (they would kill the server).
+        After timeout_s the request is aborted on the server and RequestError raised (verl#7155). Raises
+        RequestError, RequestRejected, and ValueError for ids outside the vocabulary (they would kill the
+        server).
         """
         outside = next((i for i in input_ids if not 0 <= i < self.model.vocab_size), None)
         if outside is not None or not input_ids:
@@ -115,20 +118,18 @@ class Client:
             raise RequestError(f"{self.url}: answer to {rid} makes no sense: {error!r}") from error
         if generation.finish is Finish.length and len(generation.tokens) < max_new_tokens:
             raise RequestRejected(
-                f"{self.url}: {len(generation.tokens)} of {max_new_tokens} tokens after {len(input_ids)}: its "
-                "--context-length or its KV cache (--max-total-tokens) is too small for this run"
+                f"{self.url} stopped at {len(generation.tokens)} of {max_new_tokens} tokens after "
+                f"{len(input_ids)} input ids: its --context-length or its KV cache (--max-total-tokens) is too small for this run"
             )
         return generation
 
     async def abort(self, rid: str) -> None:
-        """Asks the server to drop a request. Best effort: the server answers 200 whether it knew it or not."""
-        try:
+        """Asks the server to drop a request. Best effort: it answers 200 whether it knew it or not."""
+        with suppress(RequestError, RequestRejected, TimeoutError):
             await self._post("/abort_request", {"rid": rid}, timeout_s=10.0)
-        except (RequestError, TimeoutError):
-            return  # it is being abandoned anyway
 
     async def healthy(self) -> bool:
-        """True once the server takes requests (it makes a token to answer); False while it starts or is down."""
+        """True if the server makes tokens; False while it starts, is paused, or is down (then after 20 s)."""
         try:
             async with self._open_session().get(
                 f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=_CONTROL_TIMEOUT_S)
@@ -136,6 +137,14 @@ class Client:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+    async def reachable(self) -> bool:
+        """True once the server answers at all, paused or not."""
+        try:
+            await self.weight_version()
+        except RequestError:
+            return False
+        return True
 
     async def weight_version(self) -> str:
         """The version the server says it holds. Raises RequestError."""
@@ -151,8 +160,9 @@ class Client:
     async def update_weights_from_disk(self, path: str, version: int) -> None:
         """Pause, load the HF directory `path`, drop the KV cache, confirm, go on.
 
-        Requests in flight are retracted and continue under the new weights; their keys and values are computed anew
-        (RLinf#96, AReaL#421). Raises WeightUpdateFailed naming the server; it then stays paused.
+        Requests in flight are retracted and continue under the new weights; their keys and values are
+        computed anew (RLinf#96, AReaL#421). Raises WeightUpdateFailed naming the server; what was in flight
+        there is then aborted, since nobody knows which weights it would continue under.
         """
         try:
             await self._control("/pause_generation", {"mode": "retract"}, _CONTROL_TIMEOUT_S)
@@ -160,10 +170,17 @@ class Client:
             await self._control("/update_weights_from_disk", update, _WEIGHT_UPDATE_TIMEOUT_S)
             held = await self.weight_version()
             if held != str(version):
-                raise WeightUpdateFailed(f"{self.url}: told to load version {version}, holds {held!r}")
+                raise RequestError(f"the server holds version {held!r}")
             await self._control("/continue_generation", {}, _CONTROL_TIMEOUT_S)
         except (RequestError, RequestRejected, TimeoutError) as error:
-            raise WeightUpdateFailed(f"{self.url}: weights {path} (version {version}): {error}") from error
+            await self._abandon()
+            raise WeightUpdateFailed(f"{self.url}: weights {path} (version {version}): {error!r}") from error
+
+    async def _abandon(self) -> None:
+        """Best effort: ends what is in flight and the pause, so that the server can be had again."""
+        with suppress(RequestError, RequestRejected, TimeoutError):
+            await self._control("/abort_request", {"abort_all": True}, _CONTROL_TIMEOUT_S)
+            await self._control("/continue_generation", {}, _CONTROL_TIMEOUT_S)
 
     async def _control(self, route: str, payload: dict, timeout_s: float) -> None:
         answer = await self._post(route, payload, timeout_s)
@@ -186,7 +203,7 @@ class Client:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No limit: the server queues. No keep-alive: it closes idle connections in the middle of our next request.
+            # No limit: the server queues. No keep-alive: it closes idle connections under our next request.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=aiohttp.ClientTimeout(total=None)
@@ -195,7 +212,8 @@ class Client:
 
 
 def parse_generation(answer: Any, max_new_tokens: int) -> Generation:
-    """Checks an answer of /generate and types it. Raises LookupError, TypeError or ValueError if it is not sound.
+    """Checks an answer of /generate and types it. Raises LookupError, TypeError or ValueError if it is not
+    sound.
 
     Every token must have a log-prob (strands-sglang#34) for its own id, and a weight version.
     """

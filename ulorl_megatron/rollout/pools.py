@@ -63,8 +63,8 @@ class Pools:
     def admit(self, step: int, prompts: PromptSource) -> List[Sample]:
         """New groups, as many as fit beside the unfinished samples (prompts_per_step x group_size in all).
 
-        The room is counted from the pools alone, so a resumed run admits what an unbroken one would (AReaL#1345).
-        Returns the new samples; `unfinished` now holds what this step decodes.
+        The room is counted from the pools alone, so a resumed run admits what an unbroken one would
+        (AReaL#1345). Returns the new samples; `unfinished` now holds what this step decodes.
         """
         room = (self._in_flight - len(self.unfinished)) // self._group_size
         new: List[Sample] = []
@@ -90,9 +90,9 @@ class Pools:
     def release(self, step: int) -> List[Tuple[Sample, float]]:
         """The waiting samples that train in this step, with their advantages (Eq. 4), in order of id.
 
-        They become trained; waiting samples of whole groups without a gradient become filtered (or, without dynamic
-        sampling, train with advantage 0). Advantages are over the members complete so far, those trained earlier
-        included; failed members never count.
+        They become trained; waiting samples of whole groups without a gradient become filtered (or, without
+        dynamic sampling, train with advantage 0). Advantages are over the members complete so far, those
+        trained earlier included; failed members never count.
         """
         released: List[Tuple[Sample, float]] = []
         for group in self._groups.values():

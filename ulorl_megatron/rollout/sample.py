@@ -19,8 +19,8 @@ class Status(Enum):
 class Segment:
     """What one request brought.
 
-    step: the step it was decoded in. tokens: ids. log_probs: of those ids at the sampling temperature, as the server
-    gave them (nats). versions: weight version that made each token, as the server stamped it.
+    step: the step it was decoded in. tokens: ids. log_probs: of those ids at the sampling temperature, as the
+    server gave them (nats). versions: weight version that made each token, as the server stamped it.
     """
 
     step: int
@@ -31,8 +31,8 @@ class Segment:
 
 @dataclass
 class Sample:
-    """id: unique in the run. group_id: the issued prompt (unique per issue, not per row). prompt_index: row in the
-    data set. finished: the last token is EOS. truncated: global_max_length reached without EOS."""
+    """id: unique in the run. group_id: the issued prompt (unique per issue, not per row). prompt_index: row
+    in the data set. finished: the last token is EOS. truncated: global_max_length reached without EOS."""
 
     id: int
     group_id: int
@@ -73,13 +73,14 @@ class Sample:
         """The only way a sample gets tokens.
 
         finished: the server said EOS. Sets `finished` or, at exactly global_max_length tokens, `truncated`.
-        Raises ValueError if tokens, log-probs and versions differ in length, a log-prob is missing, the sample is
-        complete already, or the total would pass global_max_length.
+        Raises ValueError if tokens, log-probs and versions differ in length, a log-prob is missing, the
+        sample is complete already, or the total would pass global_max_length.
         """
         n = len(segment.tokens)
         if len(segment.log_probs) != n or len(segment.versions) != n:
             raise ValueError(
-                f"sample {self.id}: {n} tokens, {len(segment.log_probs)} log-probs, {len(segment.versions)} versions"
+                f"sample {self.id}: {n} tokens, {len(segment.log_probs)} log-probs, "
+                f"{len(segment.versions)} versions"
             )
         if any(p is None for p in segment.log_probs):
             raise ValueError(f"sample {self.id}: a token of the segment has no log-prob")

@@ -1,4 +1,4 @@
-"""One step of Algorithm 1's rollout: one segment of every unfinished sample, verified as soon as it is complete."""
+"""The rollout of a step: one segment of every unfinished sample, verified as soon as it is complete."""
 
 import asyncio
 import logging
@@ -20,11 +20,12 @@ Verify = Callable[[Sample], Awaitable[float]]
 
 @dataclass
 class RolloutStats:
-    """One call of collect. Counts are of samples, except tokens (decoded), cached_tokens and input_tokens (sent).
+    """One call of collect. Counts are of samples, except tokens (decoded), cached_tokens and input_tokens
+    (sent).
 
     failed_requests: samples whose request failed on every try; they keep what they have and go on next step.
-    aborts: answers cut short by the server, asked again. decode_s: until the last segment arrived.
-    verify_s: from then until the last reward arrived.
+    aborts: answers cut short by the server, asked again. decode_s: until the last segment arrived. verify_s:
+    from then until the last reward arrived.
     """
 
     samples: int = 0
@@ -52,12 +53,13 @@ class SegmentRollout:
         self._sampling = Sampling(config.temperature, config.top_p, config.top_k)
 
     async def collect(self, step: int, samples: Sequence[Sample], verify: Verify) -> RolloutStats:
-        """Grows every sample by one segment of at most min(segment_length, global_max_length - its length) tokens.
+        """Grows every sample by one segment of at most min(segment_length, global_max_length - its length)
+        tokens.
 
-        Afterwards a sample is waiting (finished: reward of `verify`; truncated: reward 0, not verified), failed (the
-        verifier gave up), or unfinished. A sample whose request failed is unfinished, with its earlier tokens.
-        Raises what is fatal for the run: RequestRejected, UserError when no server is left, anything of `verify` but
-        VerifierFailed.
+        Afterwards a sample is waiting (finished: reward of `verify`; truncated: reward 0, not verified),
+        failed (the verifier gave up), or unfinished. A sample whose request failed is unfinished, with its
+        earlier tokens. Raises what is fatal for the run: RequestRejected, UserError when no server is left,
+        anything of `verify` but VerifierFailed.
         """
         stats = RolloutStats(samples=len(samples))
         begin = time.perf_counter()
@@ -135,8 +137,8 @@ class SegmentRollout:
     ) -> List[List[Generation]]:
         """n whole responses of each prompt (ids), for evaluation: n of EOS or global_max_length tokens each.
 
-        Decoded segment by segment too, so that each request keeps its deadline. Raises RequestFailed if one response
-        cannot be had: an average over fewer would be another measure.
+        Decoded segment by segment too, so that each request keeps its deadline. Raises RequestFailed if one
+        response cannot be had: an average over fewer would be another measure.
         """
         stats = RolloutStats()
         try:

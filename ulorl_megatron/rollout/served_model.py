@@ -1,4 +1,4 @@
-"""What the client must know of a model to ask for its tokens: vocabulary size and the ids that end a response."""
+"""What the client must know of a model to ask for its tokens."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ulorl_megatron.errors import UserError
 
 @dataclass(frozen=True)
 class ServedModel:
-    """path: HF directory the servers start from. vocab_size: ids are in [0, vocab_size). stop_token_ids: EOS ids."""
+    """path: HF directory the servers start from. Ids are in [0, vocab_size). stop_token_ids: EOS ids."""
 
     path: Path
     vocab_size: int

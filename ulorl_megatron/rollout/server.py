@@ -37,7 +37,8 @@ _CONTEXT_SLACK = 2
 def choose_ports(first: int, count: int) -> List[int]:
     """`count` ports that are free now: first, first + 1, ..., or any if `first` is 0.
 
-    All are held at once while choosing, so they differ (sglang#7418). Raises UserError naming the port in use.
+    All are held at once while choosing, so they differ (sglang#7418). Raises UserError naming the port in
+    use.
     """
     with ExitStack() as held:
         ports = []
@@ -75,7 +76,7 @@ def command(config: Config, index: int, port: int) -> List[str]:
 
 
 def environment() -> Dict[str, str]:
-    """The environment of a server: this process's, without the rank's variables; on a CPU with the stand-ins."""
+    """This process's environment without what makes it a rank; on a CPU with the stand-ins."""
     env = {
         k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES and not k.startswith("TORCHELASTIC_")
     }
@@ -133,7 +134,7 @@ class LocalServer:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """SIGTERM to the process, then SIGKILL to what is left of its group. Nothing happens if it never ran."""
+        """SIGTERM to the process, then SIGKILL to what is left of its group. Nothing if it never ran."""
         if self._process is None:
             return
         self._process.terminate()

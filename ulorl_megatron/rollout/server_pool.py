@@ -5,7 +5,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import Awaitable, Callable, List, Optional
 
 from ulorl_megatron.config.schema import Config
 from ulorl_megatron.errors import UserError
@@ -31,26 +31,30 @@ class RequestFailed(Exception):
 
 @dataclass
 class Member:
-    """One server. local: its process, if this run started it. version: weight version it confirmed; None gets no work.
+    """One server. process: set if this run started it. version: weight version it confirmed; None gets no
+    work.
 
-    outstanding: tokens asked of it and not yet answered (input ones included, they may have to be computed anew).
+    outstanding: tokens asked of it and not yet answered (input ones included, they may have to be computed
+    anew).
     """
 
     client: Client
-    local: Optional[local.LocalServer] = None
+    process: Optional[local.LocalServer] = None
     version: Optional[int] = None
     outstanding: int = 0
 
 
 class ServerPool:
-    """Own servers (start, wait_ready, ..., close) or those of servers.urls, which are neither started nor stopped.
+    """Own servers (start, wait_ready, ..., close) or those of servers.urls, which are neither started nor
+    stopped.
 
-    A server takes part only while it has confirmed the weight version of the pool. Everything async belongs to one
-    event loop.
+    A server takes part only while it has confirmed the weight version of the pool. Everything async belongs
+    to one event loop.
     """
 
     def __init__(self, config: Config, model: ServedModel, *, backoff_s: float = 1.0):
-        """Chooses ports; starts nothing. backoff_s: pause before the second try of a request, doubled each time.
+        """Chooses ports; starts nothing. backoff_s: pause before the second try of a request, doubled each
+        time.
 
         Raises UserError when a port is in use.
         """
@@ -73,44 +77,45 @@ class ServerPool:
         return Member(Client(url, self._model), process)
 
     def start(self) -> None:
-        """Starts the own servers and returns at once. Call it from the main thread: they die with the calling one."""
+        """Starts the own servers and returns at once. Call it from the main thread: they die with it."""
         for member in self.members:
-            if member.local is not None:
-                member.local.start()
+            if member.process is not None:
+                member.process.start()
 
     async def wait_ready(self) -> None:
         """Until every server answers and holds weight version 0, which is model.path as it is.
 
-        A server given by URL may hold anything, so it loads model.path first. Raises UserError, with the end of the
-        log, when an own server ends or when servers.start_timeout_s pass.
+        A server given by URL may hold anything, so it loads model.path first. Raises UserError, with the end
+        of the log, when an own server ends or when servers.start_timeout_s pass.
         """
         await asyncio.gather(*(self._wait_one(member) for member in self.members))
 
     async def _wait_one(self, member: Member) -> None:
         deadline = time.monotonic() + self._start_timeout_s
-        while not await member.client.healthy():
-            if member.local is not None:
-                member.local.check_alive()
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"the server at {member.client.url} is not ready after {self._start_timeout_s:g} s "
-                    "(servers.start_timeout_s)"
-                    + (
-                        f"; the last lines of {member.local.log}:\n{member.local.log_tail()}"
-                        if member.local
-                        else ""
-                    )
-                )
-            await asyncio.sleep(_READY_POLL_S)
-        if member.local is None:
-            await member.client.update_weights_from_disk(str(self._model.path), 0)
+        if member.process is None:
+            await self._until(member, member.client.reachable, deadline)
+            await member.client.update_weights_from_disk(str(self._model.path.resolve()), 0)
+        await self._until(member, member.client.healthy, deadline)
         member.version = 0
 
-    async def update_weights(self, path: Path, version: int) -> None:
-        """Loads an HF directory into every server, each addressed directly. The pool's version becomes `version`.
+    async def _until(self, member: Member, condition: Callable[[], Awaitable[bool]], deadline: float) -> None:
+        while not await condition():
+            if member.process is not None:
+                member.process.check_alive()
+            if time.monotonic() > deadline:
+                log_end = f" Its log ends:\n{member.process.log_tail()}" if member.process else ""
+                raise UserError(
+                    f"the server at {member.client.url} is not ready after {self._start_timeout_s:g} s; "
+                    f"look at it, or raise servers.start_timeout_s.{log_end}"
+                )
+            await asyncio.sleep(_READY_POLL_S)
 
-        A server that does not confirm gets no work until it confirms a later version. Raises WeightUpdateFailed when
-        none confirmed.
+    async def update_weights(self, path: Path, version: int) -> None:
+        """Loads an HF directory into every server, each addressed directly. The pool's version becomes
+        `version`.
+
+        A server that does not confirm gets no work until it confirms a later version. Raises
+        WeightUpdateFailed when none confirmed.
         """
         self.version = version
         outcomes = await asyncio.gather(
@@ -130,10 +135,11 @@ class ServerPool:
         member.version = version
 
     async def generate(self, input_ids: List[int], sampling: Sampling, max_new_tokens: int) -> Generation:
-        """Up to max_new_tokens more tokens from the least loaded server, tried 1 + rollout.request_retries times.
+        """Up to max_new_tokens more tokens from the least loaded server, tried 1 + rollout.request_retries
+        times.
 
-        A try has rollout.request_timeout_s. Raises RequestFailed after the last one, RequestRejected at once, UserError
-        when no server is left.
+        A try has rollout.request_timeout_s. Raises RequestFailed after the last one, RequestRejected at once,
+        UserError when no server is left.
         """
         tried: List[Member] = []
         for attempt in range(self._retries + 1):
@@ -155,14 +161,14 @@ class ServerPool:
         raise RequestFailed(f"{self._retries + 1} tries failed; the last: {last}") from last
 
     def _choose(self, avoid: List[Member]) -> Member:
-        """The usable server with the fewest outstanding tokens; one that failed this request only if there is no other."""
+        """The usable server with the fewest outstanding tokens, those to avoid only if there is no other."""
         usable = [
-            m for m in self.members if m.version == self.version and (m.local is None or m.local.alive())
+            m for m in self.members if m.version == self.version and (m.process is None or m.process.alive())
         ]
         if not usable:
             for member in self.members:
-                if member.local is not None:
-                    member.local.check_alive()
+                if member.process is not None:
+                    member.process.check_alive()
             raise UserError(
                 f"no server holds weight version {self.version}; see logs/server-*.log and restart the run"
             )
@@ -178,5 +184,5 @@ class ServerPool:
     def stop(self) -> None:
         """Stops the own servers; usable where no event loop runs any more."""
         for member in self.members:
-            if member.local is not None:
-                member.local.stop()
+            if member.process is not None:
+                member.process.stop()

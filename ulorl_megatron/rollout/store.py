@@ -1,7 +1,7 @@
 """The pools on disk: every sample of the run, in SQLite, one transaction a step.
 
-Rows carry the step of each event (created, completed, settled; segments have theirs), so the state after any earlier
-step can be had back: `rewind`.
+Rows carry the step of each event (created, completed, settled; segments have theirs), so the state after any
+earlier step can be had back: `rewind`.
 """
 
 import json
@@ -45,12 +45,12 @@ class ConservationError(RuntimeError):
 class PoolStore:
     """The SQLite file of a run, opened by one process at a time.
 
-    No write-ahead log and no shared memory, so that network file systems do. A process that is killed in a commit
-    leaves the step before.
+    No write-ahead log and no shared memory, so that network file systems do. A process that is killed in a
+    commit leaves the step before.
     """
 
     def __init__(self, path: Path):
-        """Opens or creates `path`. Raises UserError when another process has it, or when it is of another format."""
+        """Opens or creates `path`. Raises UserError when another process has it or its format is another."""
         self.path = path
         self._owner_file = path.with_name(path.name + ".owner")
         self._db = sqlite3.connect(path, timeout=0.0, isolation_level=None)
@@ -70,8 +70,8 @@ class PoolStore:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
             raise UserError(
-                f"{path} is in use by {self._owner()}: one run directory, one trainer. Stop that one, or take another "
-                "run.dir"
+                f"{path} is in use by {self._owner()}: one run directory, one trainer. Stop that one, or take "
+                "another run.dir"
             ) from error
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -120,7 +120,7 @@ class PoolStore:
         return {status: found.get(status.value, 0) for status in Status}
 
     def check_conservation(self) -> Dict[Status, int]:
-        """The counts, if they add up to the samples issued. Raises ConservationError with the numbers (slime#2238)."""
+        """The counts, if they add up to the samples issued; else ConservationError (slime#2238)."""
         issued = self._one("SELECT coalesce(sum(issued), 0) FROM steps")
         counts = self.counts()
         if issued != sum(counts.values()):
@@ -131,9 +131,9 @@ class PoolStore:
     def commit(self, step: int, issued: int, samples: Iterable[Sample]) -> None:
         """Stores what step `step` did to `samples`, all or nothing.
 
-        issued: samples created in this step. samples: every sample that was created, grew, was verified or settled.
-        Raises ValueError unless step follows last_step, and ConservationError if a settled sample would change
-        (it would train twice) or the law does not hold afterwards.
+        issued: samples created in this step. samples: every one that the step created, grew,
+        verified or settled. Raises ValueError unless step follows last_step, and ConservationError if a settled sample would
+        change (it would train twice) or the law does not hold afterwards.
         """
         if step != self.last_step + 1:
             raise ValueError(f"step {step} cannot be committed after step {self.last_step}")
@@ -151,7 +151,8 @@ class PoolStore:
     def _write(self, step: int, sample: Sample) -> None:
         if sample.created_step == step:
             self._db.execute(
-                "INSERT INTO samples (id, group_id, prompt_index, prompt, answer, created_step) VALUES (?,?,?,?,?,?)",
+                "INSERT INTO samples (id, group_id, prompt_index, prompt, answer, created_step) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
                 (
                     sample.id,
                     sample.group_id,
@@ -195,12 +196,13 @@ class PoolStore:
     def load(self) -> List[Sample]:
         """All samples of the groups that have an unfinished or a waiting one, in order of id.
 
-        The settled among them come without segments: only their reward still counts (for the group's advantages).
+        The settled among them come without segments: only their reward still counts, for advantages.
         """
         rows = self._db.execute(
-            """SELECT id, group_id, prompt_index, prompt, answer, created_step, completed_step, finished, reward,
-                      settled_step, settled
-               FROM samples WHERE group_id IN (SELECT group_id FROM samples WHERE settled IS NULL) ORDER BY id"""
+            """SELECT id, group_id, prompt_index, prompt, answer, created_step, completed_step, finished,
+                      reward, settled_step, settled
+               FROM samples WHERE group_id IN (SELECT group_id FROM samples WHERE settled IS NULL)
+               ORDER BY id"""
         ).fetchall()
         return [self._sample(*row) for row in rows]
 
@@ -259,7 +261,8 @@ class PoolStore:
             "DELETE FROM segments WHERE step > ?",
             "DELETE FROM samples WHERE created_step > ?",
             "UPDATE samples SET settled = NULL, settled_step = NULL WHERE settled_step > ?",
-            "UPDATE samples SET completed_step = NULL, finished = NULL, reward = NULL WHERE completed_step > ?",
+            "UPDATE samples SET completed_step = NULL, finished = NULL, reward = NULL "
+            "WHERE completed_step > ?",
             "DELETE FROM steps WHERE step > ?",
         ):
             self._db.execute(statement, (step,))

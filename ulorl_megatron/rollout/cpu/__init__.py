@@ -1,7 +1,7 @@
 """What SGLang needs to serve on a machine without a GPU. With CUDA nothing of this is used.
 
-`stubs/` stands in for packages that have no CPU build (see their docstrings). It goes on PYTHONPATH of the server
-processes only; no other process ever sees it.
+`stubs/` stands in for packages that have no CPU build (see their docstrings). It goes on PYTHONPATH of the
+server processes only; no other process ever sees it.
 """
 
 from pathlib import Path

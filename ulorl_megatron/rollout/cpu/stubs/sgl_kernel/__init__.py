@@ -1,7 +1,7 @@
 """Stand-in for sgl-kernel where there is no GPU (PyPI has no CPU build of it).
 
-Without AMX kernels SGLang's CPU engine computes every layer in plain torch and imports only a few names from here.
-One of them is called when decoding; the others belong to speculative decoding.
+Without AMX kernels SGLang's CPU engine computes every layer in plain torch and imports only a few names from
+here. One of them is called when decoding; the others belong to speculative decoding.
 """
 
 from torch import Tensor
@@ -17,7 +17,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """For each request r: req_to_token[r, start:end] = the next end - start entries of out_cache_loc (int [sum])."""
+    """For each request r: req_to_token[r, start:end] = the next end - start entries of out_cache_loc."""
     taken = 0
     spans = zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True)
     for request, start, end in spans:

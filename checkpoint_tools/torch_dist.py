@@ -1,0 +1,336 @@
+"""Megatron-Core's torch_dist checkpoints (torch.distributed.checkpoint files) without Megatron and without a
+model.
+
+A checkpoint is `.metadata` (a pickle that maps keys to chunks in files), `*.distcp` (chunks, each what
+torch.save writes) and `metadata.json` (the backend). Chunks are read with pread at the offset of their data,
+so that any rows can be had without the rest.
+"""
+
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from checkpoint_tools.errors import CheckpointError
+from checkpoint_tools.hf_files import read_exactly
+from checkpoint_tools.publish import write_atomically
+
+METADATA_NAME = ".metadata"
+BACKEND_NAME = "metadata.json"
+BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+_COMMON_KEY = "common_state/shard_0_1"  # where Megatron-Core keeps what is not sharded
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stored block. offsets, sizes: in the whole tensor of the key. begin, length: bytes of its archive."""
+
+    key: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    begin: int
+    length: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Chunk":
+        return cls(**{**fields, "offsets": tuple(fields["offsets"]), "sizes": tuple(fields["sizes"])})
+
+
+def is_torch_dist(directory: Path) -> bool:
+    return (directory / METADATA_NAME).is_file()
+
+
+class TorchDistReader:
+    """The tensors of a torch_dist checkpoint.
+
+    tensors: key to (dtype, size) of every tensor, optimizer state included. Raises CheckpointError for an
+    incomplete or damaged checkpoint. Safe to share between threads.
+    """
+
+    def __init__(self, directory: str | os.PathLike) -> None:
+        self.directory = Path(directory)
+        if not is_torch_dist(self.directory):
+            raise CheckpointError(
+                f"{self.directory}: no {METADATA_NAME}; not a complete torch_dist checkpoint."
+            )
+        try:
+            metadata = FileSystemReader(self.directory).read_metadata()
+        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+            raise CheckpointError(
+                f"{self.directory / METADATA_NAME}: cannot be read ({error}). Save or copy the checkpoint again."
+            ) from None
+        self.tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        self._storage = metadata.storage_data
+        self._chunks: dict[str, list[Chunk]] = {}
+        for key, stored in metadata.state_dict_metadata.items():
+            if isinstance(stored, TensorStorageMetadata):
+                self.tensors[key] = (stored.properties.dtype, tuple(stored.size))
+                self._chunks[key] = [self._located(key, chunk) for chunk in stored.chunks]
+        self._by_index: dict[tuple[str, int], dict[tuple[int, ...], list[Chunk]]] = {}
+        self._check_files()
+
+    def _located(self, key: str, chunk: ChunkStorageMetadata) -> Chunk:
+        place = self._storage.get(MetadataIndex(key, chunk.offsets))
+        if place is None:
+            raise CheckpointError(
+                f"{self.directory}: no file holds {key} at {list(chunk.offsets)}. Save it again."
+            )
+        return Chunk(
+            key, tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length
+        )
+
+    def _check_files(self) -> None:
+        ends: dict[str, int] = {}
+        for place in self._storage.values():
+            ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+        for name, end in ends.items():
+            path = self.directory / name
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{path}: named in {METADATA_NAME}, but absent. Copy the checkpoint again."
+                )
+            if path.stat().st_size < end:
+                raise CheckpointError(
+                    f"{path}: truncated: {path.stat().st_size} bytes, {METADATA_NAME} needs {end}."
+                    " Copy the checkpoint again."
+                )
+
+    def read(
+        self, key: str, index: tuple[int, ...], begin: int | None = None, end: int | None = None
+    ) -> torch.Tensor:
+        """Rows begin:end (default all) of the tensor at `index`, the leading dimensions of `key`.
+
+        Raises CheckpointError for a missing key, or rows that no chunk or more than one chunk holds.
+        """
+        if key not in self.tensors:
+            raise CheckpointError(f"{self.directory}: key {key} is missing.")
+        dtype, size = self.tensors[key]
+        shape = size[len(index) :]
+        begin, end = begin or 0, shape[0] if end is None else end
+        out = torch.empty((end - begin, *shape[1:]), dtype=dtype)
+        filled = 0
+        for chunk in self._at(key, index):
+            lead = len(index)
+            first, last = chunk.offsets[lead], chunk.offsets[lead] + chunk.sizes[lead]
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                rows = out[low - begin : high - begin]
+                if len(shape) > 1:
+                    rows = rows[:, chunk.offsets[lead + 1] : chunk.offsets[lead + 1] + chunk.sizes[lead + 1]]
+                self._fill(rows, chunk, low - first)
+                filled += rows.numel()
+        if filled != out.numel():
+            raise CheckpointError(
+                f"{self.directory}: {key} at {list(index)}: chunks hold {filled} of the {out.numel()} elements."
+            )
+        return out
+
+    def _at(self, key: str, index: tuple[int, ...]) -> list[Chunk]:
+        lead = len(index)
+        if (key, lead) not in self._by_index:
+            found: dict[tuple[int, ...], list[Chunk]] = {}
+            for chunk in self._chunks[key]:
+                if len(chunk.sizes) - lead not in (1, 2) or any(size != 1 for size in chunk.sizes[:lead]):
+                    raise CheckpointError(
+                        f"{self.directory}: {key}: a chunk of {list(chunk.sizes)} is not supported."
+                    )
+                same = found.setdefault(chunk.offsets[:lead], [])
+                if any(_overlap(chunk, other) for other in same):
+                    raise CheckpointError(
+                        f"{self.directory}: {key}: two chunks overlap at {list(chunk.offsets)}."
+                    )
+                same.append(chunk)
+            self._by_index[key, lead] = found
+        return self._by_index[key, lead].get(index, [])
+
+    def _fill(self, rows: torch.Tensor, chunk: Chunk, first: int) -> None:
+        """Read the chunk's rows from `first` on into `rows`."""
+        path = self.directory / chunk.file
+        row = chunk.sizes[-1] * rows.dtype.itemsize if rows.ndim > 1 else rows.dtype.itemsize
+        offset = _data_offset(path, chunk, rows.dtype) + first * row
+        into = rows if rows.is_contiguous() else torch.empty(rows.shape, dtype=rows.dtype)
+        read_exactly(path, memoryview(into.flatten().view(torch.uint8).numpy()), offset)
+        if into is not rows:
+            rows.copy_(into)
+
+    def common_state(self) -> dict[str, Any]:
+        """What the checkpoint holds beside tensors (iteration, arguments), or an empty dict."""
+        place = self._storage.get(MetadataIndex(_COMMON_KEY))
+        if place is None:
+            return {}
+        content = bytearray(place.length)
+        read_exactly(self.directory / place.relative_path, memoryview(content), place.offset)
+        return torch.load(io.BytesIO(content), weights_only=True)[0]
+
+
+def _overlap(a: Chunk, b: Chunk) -> bool:
+    return all(
+        max(x, y) < min(x + m, y + n)
+        for x, m, y, n in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
+    )
+
+
+class _Slice(io.RawIOBase):
+    """A byte range of a file as a file."""
+
+    def __init__(self, file: io.RawIOBase, begin: int, length: int) -> None:
+        self._file, self._begin, self._length, self._position = file, begin, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:
+        count = max(0, min(len(buffer), self._length - self._position))
+        self._file.seek(self._begin + self._position)
+        count = self._file.readinto(memoryview(buffer)[:count])
+        self._position += count
+        return count
+
+
+class _LayoutUnpickler(pickle.Unpickler):
+    """Reads (storage offset, size, stride) from the pickle of one saved tensor and can build nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return lambda storage, offset, size, stride, *rest: (offset, size, stride)
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return lambda data, *rest: data
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if module == "torch" and name.endswith("Storage"):
+            return name
+        raise pickle.UnpicklingError(f"unexpected {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> None:
+        return None
+
+
+def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
+    """The byte in the file at which the chunk's elements start, in C order."""
+    nbytes = torch.Size(chunk.sizes).numel() * dtype.itemsize
+    try:
+        with path.open("rb", buffering=0) as file:
+            view = io.BufferedReader(_Slice(file, chunk.begin, chunk.length), 4096)
+            with zipfile.ZipFile(view) as archive:
+                members = {info.filename.split("/", 1)[1]: info for info in archive.infolist()}
+                stored = members["data/0"]
+                offset, size, stride = _LayoutUnpickler(archive.open(members["data.pkl"])).load()
+            view.seek(stored.header_offset + 26)
+            name_length, extra_length = struct.unpack("<HH", view.read(4))
+    except (zipfile.BadZipFile, KeyError, IndexError, pickle.UnpicklingError, struct.error) as error:
+        raise CheckpointError(
+            f"{path}: corrupt at byte {chunk.begin}, {chunk.key} {list(chunk.offsets)} ({error})."
+            " Copy the checkpoint again."
+        ) from None
+    contiguous = torch.empty(size, device="meta").stride() if len(size) else ()
+    if torch.Size(size).numel() * dtype.itemsize != nbytes or tuple(stride) != contiguous:
+        raise CheckpointError(
+            f"{path}: {chunk.key} {list(chunk.offsets)}: stored with size {list(size)}, stride {list(stride)}."
+        )
+    start = offset * dtype.itemsize
+    if stored.compress_type != zipfile.ZIP_STORED or stored.file_size < start + nbytes:
+        raise CheckpointError(
+            f"{path}: corrupt: {chunk.key} {list(chunk.offsets)} has {stored.file_size} bytes."
+        )
+    return chunk.begin + stored.header_offset + 30 + name_length + extra_length + start
+
+
+class PartWriter:
+    """Writes one .distcp file; the file gets its name at finish(), after fsync."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._partial = path.with_name(path.name + ".partial")
+        self._file = self._partial.open("wb", buffering=0)
+        self.chunks: list[Chunk] = []
+
+    def put(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> None:
+        """Append one chunk; `tensor` has all dimensions of the key."""
+        if tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensor = tensor.clone()  # torch.save writes the whole storage
+        begin = self._file.tell()
+        torch.save(tensor, self._file)
+        length = self._file.tell() - begin
+        self.chunks.append(Chunk(key, offsets, tuple(tensor.shape), self.path.name, begin, length))
+
+    def finish(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.rename(self._partial, self.path)
+
+    def discard(self) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def write_metadata(
+    directory: Path,
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]],
+    chunks: Iterable[Chunk],
+    common: dict[str, Any],
+    empty_objects: Iterable[str],
+) -> None:
+    """Make a directory of .distcp files a checkpoint that Megatron-Core loads.
+
+    tensors: key to (dtype, size). common: non-sharded state, of plain types. empty_objects: keys of sharded
+    objects whose content is None (the `_extra_state` a strict load asks for); they share one stored copy.
+    """
+    objects = directory / "__objects_0.distcp"
+    state, nothing = io.BytesIO(), io.BytesIO()
+    torch.save([common], state)
+    torch.save([None], nothing)
+    write_atomically(objects, state.getvalue() + nothing.getvalue())
+    storage: dict[MetadataIndex, _StorageInfo] = {
+        MetadataIndex(_COMMON_KEY): _StorageInfo(objects.name, 0, state.tell()),
+    }
+    entries: dict[str, Any] = {_COMMON_KEY: BytesStorageMetadata()}
+    for key in empty_objects:
+        entries[key] = BytesStorageMetadata()
+        storage[MetadataIndex(key)] = _StorageInfo(objects.name, state.tell(), nothing.tell())
+    for key, (dtype, size) in tensors.items():
+        entries[key] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), [])
+    for chunk in chunks:
+        entries[chunk.key].chunks.append(
+            ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+        )
+        storage[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(chunk.file, chunk.begin, chunk.length)
+    metadata = Metadata(
+        entries,
+        storage_data=storage,
+        storage_meta=StorageMeta(),
+        version=CURRENT_DCP_VERSION,
+        planner_data=None,
+    )
+    write_atomically(directory / BACKEND_NAME, json.dumps(BACKEND).encode())
+    write_atomically(directory / METADATA_NAME, pickle.dumps(metadata))

@@ -1,0 +1,160 @@
+"""A small stand-in for an SGLang server, for faults that a real one cannot be made to show.
+
+It is held to the contract tests of the real one (tests/servers/test_contract.py). Its next token is a function of
+the context and the weights, so that segments continue the unbroken run; EOS comes where that function says so.
+"""
+
+import asyncio
+import json
+import zlib
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, AsyncIterator, Awaitable, Callable, Dict, List
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.tiny_models import EOS, VOCAB_SIZE
+
+# Takes a sound answer of /generate and returns what is sent instead.
+Fault = Callable[[dict], Awaitable[web.StreamResponse]]
+
+
+class FakeServer:
+    """faults: used up by the next /generate calls, one each. requests: payloads of /generate. calls: all routes."""
+
+    def __init__(self) -> None:
+        self.faults: List[Fault] = []
+        self.requests: List[Dict[str, Any]] = []
+        self.calls: List[str] = []
+        self.version = "0"
+        self.reported_version: str | None = None  # what /model_info says instead, if set
+        self.paused = False
+        self._seen: set = set()  # contexts whose prefix is cached
+        self._weights = b""
+
+    def next_token(self, context: List[int]) -> int:
+        value = zlib.crc32(bytes(str(context), "ascii") + self._weights)
+        return EOS if value % 97 == 0 else value % 256
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        """Yields the URL."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/update_weights_from_disk", self._update)
+        for route in ("/pause_generation", "/continue_generation", "/abort_request"):
+            app.router.add_post(route, self._control)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/model_info", self._model_info)
+        async with TestServer(app) as server:
+            yield str(server.make_url("")).rstrip("/")
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        payload = await request.json()
+        self.calls.append("/generate")
+        self.requests.append(payload)
+        params = payload["sampling_params"]
+        context, tokens = list(payload["input_ids"]), []
+        while len(tokens) < params["max_new_tokens"]:
+            tokens.append(self.next_token(context + tokens))
+            if tokens[-1] in params["stop_token_ids"]:
+                break
+        answer = self._answer(context, tokens, params["stop_token_ids"])
+        if self.faults:
+            return await self.faults.pop(0)(answer)
+        return web.json_response(answer)
+
+    def _answer(self, context: List[int], tokens: List[int], stop: List[int]) -> dict:
+        eos = tokens[-1] in stop
+        cached = max((len(c) for c in self._seen if list(c) == context[: len(c)]), default=0)
+        self._seen.add(tuple(context + tokens[:-1]))
+        return {
+            "output_ids": tokens,
+            "meta_info": {
+                "finish_reason": {"type": "stop", "matched": tokens[-1]}
+                if eos
+                else {"type": "length", "length": len(tokens)},
+                "cached_tokens": min(cached, len(context) - 1),
+                "weight_version": self.version,
+                "weight_versions": [{"version": self.version, "start": 0, "end": len(tokens)}],
+                "output_token_logprobs": [[-(t % 7) / 7, t, None] for t in tokens],
+            },
+        }
+
+    async def _update(self, request: web.Request) -> web.Response:
+        self.calls.append("/update_weights_from_disk")
+        payload = await request.json()
+        config = Path(payload["model_path"]) / "config.json"
+        if not config.is_file():
+            return web.json_response({"success": False, "message": "no such model"}, status=400)
+        self._weights = (Path(payload["model_path"]) / "model.safetensors").read_bytes()
+        self.version = payload["weight_version"]
+        self._seen.clear()
+        return web.json_response({"success": True, "message": "ok"})
+
+    async def _control(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path)
+        self.paused = {"/pause_generation": True, "/continue_generation": False}.get(request.path, self.paused)
+        return web.json_response({"success": True})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.paused else 200)
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.reported_version or self.version, "vocab": VOCAB_SIZE})
+
+
+def altered(change: Callable[[dict], None]) -> Fault:
+    """A fault that sends the answer after `change` was made to it."""
+
+    async def fault(answer: dict) -> web.StreamResponse:
+        change(answer)
+        return web.json_response(answer)
+
+    return fault
+
+
+def status(code: int, body: str = "{}") -> Fault:
+    async def fault(answer: dict) -> web.StreamResponse:
+        return web.Response(status=code, text=body)
+
+    return fault
+
+
+async def garbage(answer: dict) -> web.StreamResponse:
+    return web.Response(text="<html>a proxy's page</html>")
+
+
+async def silence(answer: dict) -> web.StreamResponse:
+    await asyncio.sleep(3600)
+    raise AssertionError("the client waited an hour")
+
+
+async def cut(answer: dict) -> web.StreamResponse:
+    """The connection ends in the middle of the body."""
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    raise_after = json.dumps(answer)[:20].encode()
+
+    class _Cut(web.StreamResponse):
+        async def prepare(self, request):
+            writer = await super().prepare(request)
+            await writer.write(raise_after)
+            request.transport.abort()
+            return writer
+
+    return _Cut(headers=response.headers)
+
+
+def aborted_after(count: int, message: str = "Aborted") -> Fault:
+    """The server aborts after `count` tokens, and says so with HTTP 200."""
+
+    def change(answer: dict) -> None:
+        meta = answer["meta_info"]
+        answer["output_ids"] = answer["output_ids"][:count]
+        kept = len(answer["output_ids"])
+        meta["output_token_logprobs"] = meta["output_token_logprobs"][:kept]
+        meta["weight_versions"][0]["end"] = kept
+        meta["finish_reason"] = {"type": "abort", "message": message, "status_code": None, "err_type": None}
+
+    return altered(change)

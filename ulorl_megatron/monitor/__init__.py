@@ -1,0 +1,6 @@
+"""Watching a run: progress lines, TensorBoard, metrics.jsonl, the final summary."""
+
+from ulorl_megatron.monitor.clock import Clock
+from ulorl_megatron.monitor.monitor import Monitor
+
+__all__ = ["Clock", "Monitor"]

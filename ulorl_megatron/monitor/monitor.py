@@ -1,0 +1,105 @@
+"""What people see of a run: a line a step on the terminal, the same in TensorBoard and metrics.jsonl, a summary."""
+
+import json
+import os
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from torch.utils.tensorboard import SummaryWriter
+
+from ulorl_megatron.config import Config
+from ulorl_megatron.monitor.metrics import METRICS
+from ulorl_megatron.monitor.run_directory import open_run_directory
+from ulorl_megatron.monitor.summary import summary
+
+Record = Dict[str, float]
+
+
+class Monitor:
+    """The watching side of one run, on rank 0. Opening it creates or checks the run directory.
+
+    Raises UserError if the directory holds another run.
+    """
+
+    def __init__(self, config: Config):
+        self._folder = open_run_directory(config)
+        self._total_steps = config.run.total_steps
+        self._file = self._folder / "metrics.jsonl"
+        self._writer: Optional[SummaryWriter] = None
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def resume(self, done: int) -> None:
+        """What was logged after step `done` is dropped: those steps will be run again."""
+        records = [record for record in read_records(self._file) if record["step"] <= done]
+        self._rewrite(records)
+        self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=done + 1)
+        if done:
+            print(f"resuming {self._folder} after step {done}", flush=True)
+
+    def step(self, step: int, metrics: Record) -> None:
+        """Logs one step and prints its line. metrics: names of METRICS; KeyError for any other."""
+        self._log(step, metrics)
+        print(progress_line(step, self._total_steps, metrics), flush=True)
+
+    def evaluation(self, step: int, metrics: Record) -> None:
+        """Logs an evaluation of the weights after `step`."""
+        self._log(step, metrics)
+        print(
+            f"step {step:>4}/{self._total_steps}  held-out accuracy {metrics['eval/accuracy']:.3f}  "
+            f"(length {metrics['eval/mean_length']:.0f}, truncated {metrics['eval/truncated']:.1%})",
+            flush=True,
+        )
+
+    def summary(self) -> None:
+        """Prints what the whole run did, earlier parts of a resumed one included."""
+        print(summary(read_records(self._file), self._folder), flush=True)
+
+    def _log(self, step: int, metrics: Record) -> None:
+        for name, value in metrics.items():
+            if name not in METRICS:
+                raise KeyError(f"metric {name!r} is not declared in monitor/metrics.py")
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+        with self._file.open("a") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    def _rewrite(self, records: List[Record]) -> None:
+        temporary = self._file.with_suffix(".new")
+        with temporary.open("w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._file)
+
+
+def read_records(file: Path) -> List[Record]:
+    """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+    if not file.exists():
+        return []
+    lines = file.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def progress_line(step: int, total_steps: int, metrics: Record) -> str:
+    """One line for people; what the step has no value for is left out."""
+    parts = [f"step {step:>4}/{total_steps}"]
+    shown = [
+        ("reward", "reward/complete", "{:.3f}"),
+        ("entropy", "train/entropy", "{:.3f}"),
+        ("masked", "train/masked_share", "{:.1%}"),
+        ("trained", "train/samples", "{:.0f}"),
+        ("length", "rollout/length_mean", "{:.0f}"),
+        ("max", "rollout/length_max", "{:.0f}"),
+        ("unfinished", "pools/unfinished", "{:.0f}"),
+        ("tok/s", "rollout/tokens_per_s", "{:.0f}"),
+        ("|dlogp|", "train/mismatch_mean", "{:.1e}"),
+    ]
+    parts += [f"{label} {form.format(metrics[name])}" for label, name, form in shown if name in metrics]
+    times = [f"{name} {metrics[f'time/{name}']:.1f}s" for name in ("rollout", "verify", "train", "sync")]
+    return "  ".join(parts) + "  | " + " ".join(times)

@@ -1,0 +1,33 @@
+"""The rule: Math-Verify's equality of the extracted answer and the reference. Runs in worker processes only."""
+
+from math_verify import parse, verify
+
+from ulorl_megatron.verifier.answer import extract_answer
+from ulorl_megatron.verifier.worker import Unjudgeable
+
+# One of each kind of expression: the first of a kind costs Math-Verify up to a second, the next a millisecond.
+_KINDS = ["7", "0.5", r"\frac{1}{2}", r"50\%", "1,234", "x + 1", r"2\sqrt{3}", "(1, 2)", r"\{1, 2\}", "x = 3", "7 cm"]
+
+
+def judge(response: str, answer: str) -> float:
+    """1.0 or 0.0. A response without a final answer is wrong. Raises Unjudgeable for a reference with no value.
+
+    Math-Verify's own time limits are off: they need signals, and the pool kills a worker that is late.
+    """
+    given = extract_answer(response)
+    if given is None:
+        return 0.0
+    reference = _parse(extract_answer(answer) or answer.strip().strip("$"))
+    if not reference:
+        raise Unjudgeable(f"Math-Verify finds no value in the reference answer {answer!r}")
+    return float(verify(reference, _parse(given), timeout_seconds=None))
+
+
+def warm_up() -> None:
+    """Makes the first answers as fast as the later ones."""
+    for kind in _KINDS:
+        judge(rf"\boxed{{{kind}}}", kind)
+
+
+def _parse(text: str) -> list:
+    return parse(rf"\boxed{{{text}}}", parsing_timeout=None)

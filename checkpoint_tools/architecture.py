@@ -142,9 +142,7 @@ def _rope(where: str, config: Mapping[str, Any]) -> tuple[float, dict[str, Any] 
     old = dict(config.get("rope_scaling") or {})
     thetas = {float(v) for v in (new.pop("rope_theta", None), config.get("rope_theta")) if v is not None}
     if len(thetas) > 1:
-        raise ArchitectureError(
-            f"{where}: rope_theta and rope_parameters.rope_theta differ: {sorted(thetas)}."
-        )
+        raise ArchitectureError(f"{where}: rope_theta and rope_parameters.rope_theta differ: {sorted(thetas)}.")
     for fields in (new, old):
         legacy = fields.pop("type", None)  # the spelling before `rope_type`
         if legacy is not None:
@@ -169,7 +167,5 @@ def _one_of(where: str, config: Mapping[str, Any], old: str, new: str) -> Any:
     """The value of a key that has two spellings. Raises ArchitectureError when both are there and differ."""
     found = [config[key] for key in (old, new) if config.get(key) is not None]
     if len(found) == 2 and found[0] != found[1]:
-        raise ArchitectureError(
-            f"{where}: {old} is {found[0]!r} and {new} is {found[1]!r}; keep the right one."
-        )
+        raise ArchitectureError(f"{where}: {old} is {found[0]!r} and {new} is {found[1]!r}; keep the right one.")
     return found[0] if found else None

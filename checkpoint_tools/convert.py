@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,11 +19,9 @@ from checkpoint_tools.name_map import Weight, checkpoint_size, extra_state_keys
 from checkpoint_tools.proof import CERTIFICATE_NAME, TensorHashes, certificate, megatron_blocks
 from checkpoint_tools.publish import Staging, write_json
 from checkpoint_tools.sources import HF_FILES, HFSource, Source, TorchDistSource
-from checkpoint_tools.torch_dist import Chunk, PartWriter, write_metadata
+from checkpoint_tools.torch_dist import Chunk, PartWriter, without_crc32, write_metadata
 
-PART_BYTES = (
-    256 * 2**20
-)  # of a .distcp file: what one thread writes at a time, and what an interruption costs
+PART_BYTES = 256 * 2**20  # of a .distcp file: what one thread writes at a time, and what an interruption costs
 SHARD_BYTES = 5 * 10**9
 
 
@@ -90,6 +89,7 @@ def hf_to_megatron(source: HFSource, out: Path, options: Options, progress: Prog
     """Write the model as a torch_dist checkpoint at `out`; see the module. Raises CheckpointError."""
     files = plan_parts(source, options)
     staging = _staging(source, out, options, files)
+    progress.start(sum(f.nbytes for f in files), sum(f.nbytes for f in files if f.name in staging.done))
     lock = threading.Lock()
 
     def write(file: OutputFile) -> None:
@@ -112,16 +112,15 @@ def hf_to_megatron(source: HFSource, out: Path, options: Options, progress: Prog
 
     try:
         with _disk_full_is_an_error(out):
-            _run(options.workers, write, [file for file in files if file.name not in staging.done])
+            with without_crc32():
+                _run(options.workers, write, [file for file in files if file.name not in staging.done])
             _finish_torch_dist(source, staging, options, files)
             staging.publish()
     finally:
         staging.close()
 
 
-def _finish_torch_dist(
-    source: HFSource, staging: Staging, options: Options, files: Sequence[OutputFile]
-) -> None:
+def _finish_torch_dist(source: HFSource, staging: Staging, options: Options, files: Sequence[OutputFile]) -> None:
     tensors = {
         weight.checkpoint_key: (out_dtype(source, weight, options), checkpoint_size(source.arch, weight))
         for weight in source.weights
@@ -130,9 +129,7 @@ def _finish_torch_dist(
     written = sum(torch.Size(chunk.sizes).numel() for chunk in chunks)
     elements = sum(weight.numel for weight in source.weights)
     if written != elements or len({(c.key, c.offsets) for c in chunks}) != len(chunks):
-        raise CheckpointError(
-            f"{staging.path}: {written} of {elements} elements were written. Convert again."
-        )
+        raise CheckpointError(f"{staging.path}: {written} of {elements} elements were written. Convert again.")
     write_metadata(staging.path, tensors, chunks, {"iteration": 0}, extra_state_keys(source.arch))
     copy_companions(source.config_directory, staging.path / HF_FILES, _main_dtype(source, options))
     _write_certificate(source, staging, "hf-to-megatron", files, options)
@@ -142,6 +139,7 @@ def megatron_to_hf(source: TorchDistSource, out: Path, options: Options, progres
     """Write the model as an HF directory at `out`; see the module. Raises CheckpointError."""
     files = plan_shards(source, options)
     staging = _staging(source, out, options, files)
+    progress.start(sum(f.nbytes for f in files), sum(f.nbytes for f in files if f.name in staging.done))
     todo = [file for file in files if file.name not in staging.done]
     shards = _OpenShards(staging, todo)
     wanted = {name for file in todo for name, _, _ in file.items}
@@ -203,9 +201,7 @@ class _OpenShards:
             writer.discard()
 
 
-def _finish_hf(
-    source: TorchDistSource, staging: Staging, options: Options, files: Sequence[OutputFile]
-) -> None:
+def _finish_hf(source: TorchDistSource, staging: Staging, options: Options, files: Sequence[OutputFile]) -> None:
     if len(files) > 1:
         weight_map = {name: file.name for file in files for name, _, _ in file.items}
         write_index(staging.path, weight_map, sum(file.nbytes for file in files))
@@ -284,17 +280,15 @@ def _write_certificate(
     write_json(staging.path / CERTIFICATE_NAME, content)
 
 
-class _disk_full_is_an_error:
+@contextmanager
+def _disk_full_is_an_error(out: Path) -> Iterator[None]:
     """Turns ENOSPC into a CheckpointError; what is complete stays for the next try."""
-
-    def __init__(self, out: Path) -> None:
-        self._out = out
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckpointError(
-                f"{self._out}: disk full. Make room and give the same command again: it goes on from the files"
-                f" that are complete in {self._out}.partial."
-            ) from None
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CheckpointError(
+            f"{out}: disk full. Make room and give the same command again: it goes on from the files that are"
+            f" complete in {out}.partial."
+        ) from None

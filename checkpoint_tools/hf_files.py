@@ -92,24 +92,18 @@ def read_header(file: Path) -> list[TensorEntry]:
             prefix = stream.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= size - 8:
-                raise CheckpointError(
-                    f"{file}: truncated or corrupt (no complete safetensors header). {advice}"
-                )
+                raise CheckpointError(f"{file}: truncated or corrupt (no complete safetensors header). {advice}")
             header = json.loads(stream.read(length))
     except FileNotFoundError:
         raise CheckpointError(f"{file}: no such file. {advice}") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise CheckpointError(f"{file}: corrupt safetensors header. {advice}") from None
-    entries = [
-        _entry(file, name, fields, 8 + length) for name, fields in header.items() if name != "__metadata__"
-    ]
+    entries = [_entry(file, name, fields, 8 + length) for name, fields in header.items() if name != "__metadata__"]
     entries.sort(key=lambda entry: entry.begin)
     end = 8 + length
     for entry in entries:
         if entry.begin != end:
-            raise CheckpointError(
-                f"{file}: corrupt: {entry.name} does not follow the tensor before it. {advice}"
-            )
+            raise CheckpointError(f"{file}: corrupt: {entry.name} does not follow the tensor before it. {advice}")
         end = entry.end
     if end != size:
         state = "truncated" if end > size else "corrupt"
@@ -121,9 +115,7 @@ def _entry(file: Path, name: str, fields: Mapping, data: int) -> TensorEntry:
     try:
         dtype_name, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{file}: corrupt header entry for {name}. Fetch or write the file again."
-        ) from None
+        raise CheckpointError(f"{file}: corrupt header entry for {name}. Fetch or write the file again.") from None
     if dtype_name not in DTYPES:
         raise CheckpointError(f"{file}: {name} has dtype {dtype_name}; supported are {', '.join(DTYPES)}.")
     entry = TensorEntry(name, file, DTYPES[dtype_name], shape, data + begin, data + end)
@@ -147,9 +139,7 @@ def _read_indexed(index: Path) -> dict[str, TensorEntry]:
             raise CheckpointError(f"{index}: names {file}, which is absent. Fetch {file} again.")
         found = {entry.name: entry for entry in read_header(path)}
         if missing := names - found.keys():
-            raise CheckpointError(
-                f"{path}: key {min(missing)} is missing, though {index.name} places it here."
-            )
+            raise CheckpointError(f"{path}: key {min(missing)} is missing, though {index.name} places it here.")
         if extra := found.keys() - names:
             raise CheckpointError(f"{path}: holds key {min(extra)}, which {index.name} does not place here.")
         entries.update(found)
@@ -239,11 +229,16 @@ class ShardWriter:
             raise CheckpointError(f"{self.path}: {missing[0]} was planned but never written.")
         os.fsync(self._descriptor)
         os.close(self._descriptor)
+        self._descriptor = -1
         os.rename(self._partial, self.path)
         fsync_directory(self.path.parent)
 
     def discard(self) -> None:
+        """Remove what there is. Harmless when done already."""
+        if self._descriptor < 0:
+            return
         os.close(self._descriptor)
+        self._descriptor = -1
         self._partial.unlink(missing_ok=True)
 
     def __enter__(self) -> "ShardWriter":

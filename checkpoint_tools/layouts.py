@@ -17,14 +17,10 @@ def to_megatron(weight: Weight, arch: Architecture, hf_tensors: Sequence[torch.T
     Raises CheckpointError when the number of tensors, a shape, or the dtypes do not fit.
     """
     if len(hf_tensors) != len(weight.hf):
-        raise CheckpointError(
-            f"{weight.megatron} is made of {', '.join(weight.hf)}; got {len(hf_tensors)} tensors."
-        )
+        raise CheckpointError(f"{weight.megatron} is made of {', '.join(weight.hf)}; got {len(hf_tensors)} tensors.")
     for name, expected, tensor in zip(weight.hf, weight.hf_shapes, hf_tensors, strict=True):
         if tuple(tensor.shape) != expected:
-            raise CheckpointError(
-                f"{name}: shape {list(tensor.shape)}, the config asks for {list(expected)}."
-            )
+            raise CheckpointError(f"{name}: shape {list(tensor.shape)}, the config asks for {list(expected)}.")
     if len({tensor.dtype for tensor in hf_tensors}) > 1:
         found = ", ".join(f"{n} {t.dtype}" for n, t in zip(weight.hf, hf_tensors, strict=True))
         raise CheckpointError(f"{weight.megatron}: its HF tensors have different dtypes: {found}.")
@@ -45,9 +41,7 @@ def to_hf(weight: Weight, arch: Architecture, full: torch.Tensor) -> tuple[torch
     if weight.vocab and full.shape[0] > weight.shape[0]:
         full = full[: weight.shape[0]]
     if tuple(full.shape) != weight.shape:
-        raise CheckpointError(
-            f"{weight.megatron}: shape {list(full.shape)}, the config asks for {list(weight.shape)}."
-        )
+        raise CheckpointError(f"{weight.megatron}: shape {list(full.shape)}, the config asks for {list(weight.shape)}.")
     if weight.layout is Layout.QKV:
         head, heads_per_group = arch.head_dim, arch.num_heads // arch.num_kv_heads
         groups = full.unflatten(0, (arch.num_kv_heads, -1))
@@ -73,9 +67,7 @@ def pad_vocab(full: torch.Tensor, padded_size: int) -> torch.Tensor:
     """Append zero rows up to padded_size. Raises CheckpointError if there are more rows already."""
     missing = padded_size - full.shape[0]
     if missing < 0:
-        raise CheckpointError(
-            f"a vocabulary of {full.shape[0]} rows does not fit into {padded_size} padded rows."
-        )
+        raise CheckpointError(f"a vocabulary of {full.shape[0]} rows does not fit into {padded_size} padded rows.")
     return torch.nn.functional.pad(full, (0, 0, 0, missing)) if missing else full
 
 
@@ -90,9 +82,7 @@ def shard(weight: Weight, full: torch.Tensor, rank: int, size: int) -> torch.Ten
         return full
     units = full.shape[0] if weight.vocab else weight.units
     if units % size:
-        what = {Layout.QKV: "key-value heads", Layout.GATE_UP: "rows of gate and up"}.get(
-            weight.layout, "parts"
-        )
+        what = {Layout.QKV: "key-value heads", Layout.GATE_UP: "rows of gate and up"}.get(weight.layout, "parts")
         raise CheckpointError(
             f"{weight.megatron}: {units} {what} do not divide over {size} {weight.parallel} ranks."
             f" Choose a size that divides {units}."

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from checkpoint_tools.architecture import Architecture
 from checkpoint_tools.families import FAMILIES, SPELLINGS, Layout, Row
 
-__all__ = ["Layout", "Weight", "by_name", "canonical_name", "extra_state_keys", "weights"]
+__all__ = [
+    "Layout",
+    "Weight",
+    "by_name",
+    "canonical_name",
+    "checkpoint_size",
+    "extra_state_keys",
+    "rows",
+    "weights",
+]
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,17 @@ class Weight:
         return math.prod(self.shape)
 
 
+def rows(arch: Architecture) -> list[Row]:
+    """The rows of the family's table that this model has."""
+    return [row for row in FAMILIES[arch.model_type] if not (row.untied_only and arch.tie_embeddings)]
+
+
 def weights(arch: Architecture) -> list[Weight]:
     """Every weight of the model, in model order: embedding, layer by layer, final norm, output layer."""
-    rows = [row for row in FAMILIES[arch.model_type] if not (row.untied_only and arch.tie_embeddings)]
-    of_layer = [row for row in rows if "{layer}" in row.megatron]
-    first = rows.index(of_layer[0])
-    before, after = rows[:first], rows[first + len(of_layer) :]
+    table = rows(arch)
+    of_layer = [row for row in table if "{layer}" in row.megatron]
+    first = table.index(of_layer[0])
+    before, after = table[:first], table[first + len(of_layer) :]
     expanded = [_expand(arch, row, None, None) for row in before]
     for layer in range(arch.num_layers):
         expanded.extend(_expand_layer(arch, of_layer, layer))
@@ -107,9 +121,9 @@ def canonical_name(name: str, *, layer_offset: int, expert_offset: int) -> str:
     return f"decoder.layers.{layer}.{rest}"
 
 
-def _expand_layer(arch: Architecture, rows: list[Row], layer: int) -> Iterator[Weight]:
-    expert_rows = [row for row in rows if "{expert}" in row.megatron]
-    yield from (_expand(arch, row, layer, None) for row in rows if row not in expert_rows)
+def _expand_layer(arch: Architecture, of_layer: list[Row], layer: int) -> Iterator[Weight]:
+    expert_rows = [row for row in of_layer if "{expert}" in row.megatron]
+    yield from (_expand(arch, row, layer, None) for row in of_layer if row not in expert_rows)
     for expert in range(arch.num_experts or 0):
         yield from (_expand(arch, row, layer, expert) for row in expert_rows)
 

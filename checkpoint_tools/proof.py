@@ -16,9 +16,7 @@ from checkpoint_tools.name_map import Layout, Weight
 from checkpoint_tools.sources import Block, row_blocks
 
 CERTIFICATE_NAME = "conversion.json"
-_MAX_INDEXED = (
-    16 * 2**20
-)  # elements; layouts move whole rows, so that of a larger weight 8 columns are enough
+_MAX_INDEXED = 16 * 2**20  # elements; layouts move whole rows, so that of a larger weight 8 columns are enough
 _COLUMNS = 8
 
 
@@ -41,9 +39,7 @@ class TensorHashes:
         return {name: digest.hexdigest() for name, digest in self._running.items()}
 
 
-def megatron_blocks(
-    weight: Weight, arch: Architecture, blocks: Iterator[Block]
-) -> Iterator[tuple[int, torch.Tensor]]:
+def megatron_blocks(weight: Weight, arch: Architecture, blocks: Iterator[Block]) -> Iterator[tuple[int, torch.Tensor]]:
     """(first row, rows) of the Megatron parameter from blocks of its HF tensors (see Source.blocks)."""
     if weight.layout is Layout.QKV:
         yield 0, layouts.to_megatron(weight, arch, [tensor for _, _, tensor in blocks])
@@ -105,15 +101,11 @@ def _prove_kind(arch: Architecture, weight: Weight) -> dict[str, Any]:
     arrived.index_add_(0, full.flatten().clamp(min=0).long(), torch.ones(weight.numel, dtype=torch.int8))
     back = layouts.to_hf(weight, arch, full)
     if not bool((arrived == 1).all()) or not all(map(torch.equal, back, tensors)):
-        raise CheckpointError(
-            f"{weight.megatron}: the layout {weight.layout.value} loses or repeats elements."
-        )
+        raise CheckpointError(f"{weight.megatron}: the layout {weight.layout.value} loses or repeats elements.")
     return {"layout": weight.layout.value, "example": weight.megatron, "elements": weight.numel}
 
 
-def certificate(
-    arch: Architecture, weights: list[Weight], hashes: dict[str, str], **facts: Any
-) -> dict[str, Any]:
+def certificate(arch: Architecture, weights: list[Weight], hashes: dict[str, str], **facts: Any) -> dict[str, Any]:
     """The certificate's content. Raises CheckpointError unless exactly the map's HF tensors have been
     converted."""
     expected = {name: weight for weight in weights for name in weight.hf}

@@ -59,9 +59,7 @@ class Staging:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._journal.close()
-            raise CheckpointError(
-                f"{self.path}: another process is writing there. Wait for it, or stop it."
-            ) from None
+            raise CheckpointError(f"{self.path}: another process is writing there. Wait for it, or stop it.") from None
         self._take_up(json.loads(json.dumps(job)), force)
 
     def _take_up(self, job: dict[str, Any], force: bool) -> None:
@@ -71,8 +69,8 @@ class Staging:
             if not force:
                 self._journal.close()
                 raise CheckpointError(
-                    f"{self.path}: left by an interrupted conversion of something else (or of a source that changed"
-                    " since). Remove it, or give --force."
+                    f"{self.path}: left by an interrupted conversion of something else, or the source has"
+                    " changed since. Remove it, or give --force."
                 )
             lines = []
         for line in lines[1:]:

@@ -15,7 +15,7 @@ from checkpoint_tools.name_map import Layout, Weight, checkpoint_size, weights
 from checkpoint_tools.torch_dist import TorchDistReader, is_torch_dist
 
 HF_FILES = "hf"  # directory in a torch_dist checkpoint with config.json, tokenizer and so on
-BLOCK_BYTES = 64 * 2**20
+BLOCK_BYTES = 8 * 2**20
 
 Block = tuple[int, int, torch.Tensor]  # position in weight.hf, first row, rows
 
@@ -82,8 +82,9 @@ class HFSource:
         where = self.directory
         if missing := [name for name in expected if name not in entries]:
             raise CheckpointError(
-                f"{where}: {len(missing)} key(s) are missing, first {missing[0]}. The config ({self.arch.model_type},"
-                f" {self.arch.num_layers} layers) asks for them: fetch all shards, or correct config.json."
+                f"{where}: {len(missing)} key(s) are missing, first {missing[0]}. The config"
+                f" ({self.arch.model_type}, {self.arch.num_layers} layers) asks for them: fetch all shards,"
+                " or correct config.json."
             )
         unexpected = [name for name in entries if name not in expected]
         if self.arch.tie_embeddings and unexpected == ["lm_head.weight"]:
@@ -100,9 +101,7 @@ class HFSource:
                     f"{entry.file}: {name} has shape {list(entry.shape)}, the config asks for {list(shape)}."
                 )
             if not entry.dtype.is_floating_point:
-                raise CheckpointError(
-                    f"{entry.file}: {name} has dtype {entry.dtype}; weights are floating point."
-                )
+                raise CheckpointError(f"{entry.file}: {name} has dtype {entry.dtype}; weights are floating point.")
         for weight in self.weights:
             dtypes = {entries[name].dtype for name in weight.hf}
             if len(dtypes) > 1:
@@ -142,8 +141,8 @@ class TorchDistSource:
         self.directory, self.config_directory = directory, config_directory
         if not (config_directory / "config.json").is_file():
             raise CheckpointError(
-                f"{directory}: no config.json in {config_directory}. Name the HF directory the model came from with"
-                " --hf-config."
+                f"{directory}: no config.json in {config_directory}."
+                " Name the HF directory the model came from with --hf-config."
             )
         self.arch = Architecture.from_hf(config_directory)
         self.weights = weights(self.arch)
@@ -157,7 +156,8 @@ class TorchDistSource:
         if missing := [key for key in expected if key not in tensors]:
             raise CheckpointError(
                 f"{self.directory}: {len(missing)} key(s) are missing, first {missing[0]}. The config"
-                f" ({self.arch.model_type}, {self.arch.num_layers} layers) asks for them: is config.json of this model?"
+                f" ({self.arch.model_type}, {self.arch.num_layers} layers) asks for them:"
+                " is config.json the one of this model?"
             )
         model = [key for key in tensors if key.startswith(("embedding.", "decoder.", "output_layer."))]
         if unexpected := [key for key in model if key not in expected]:

@@ -12,8 +12,10 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +75,12 @@ class TorchDistReader:
     def __init__(self, directory: str | os.PathLike) -> None:
         self.directory = Path(directory)
         if not is_torch_dist(self.directory):
-            raise CheckpointError(
-                f"{self.directory}: no {METADATA_NAME}; not a complete torch_dist checkpoint."
-            )
+            raise CheckpointError(f"{self.directory}: no {METADATA_NAME}; not a complete torch_dist checkpoint.")
         try:
             metadata = FileSystemReader(self.directory).read_metadata()
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
             raise CheckpointError(
-                f"{self.directory / METADATA_NAME}: cannot be read ({error}). Save or copy the checkpoint again."
+                f"{self.directory / METADATA_NAME}: cannot be read ({error}). Copy the checkpoint again."
             ) from None
         self.tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         self._storage = metadata.storage_data
@@ -89,18 +89,14 @@ class TorchDistReader:
             if isinstance(stored, TensorStorageMetadata):
                 self.tensors[key] = (stored.properties.dtype, tuple(stored.size))
                 self._chunks[key] = [self._located(key, chunk) for chunk in stored.chunks]
-        self._by_index: dict[tuple[str, int], dict[tuple[int, ...], list[Chunk]]] = {}
+        self._by_index: dict[tuple[str, int], dict[tuple[int, ...], list[tuple[Chunk, int]]]] = {}
         self._check_files()
 
     def _located(self, key: str, chunk: ChunkStorageMetadata) -> Chunk:
         place = self._storage.get(MetadataIndex(key, chunk.offsets))
         if place is None:
-            raise CheckpointError(
-                f"{self.directory}: no file holds {key} at {list(chunk.offsets)}. Save it again."
-            )
-        return Chunk(
-            key, tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length
-        )
+            raise CheckpointError(f"{self.directory}: no file holds {key} at {list(chunk.offsets)}. Save it again.")
+        return Chunk(key, tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
 
     def _check_files(self) -> None:
         ends: dict[str, int] = {}
@@ -109,18 +105,14 @@ class TorchDistReader:
         for name, end in ends.items():
             path = self.directory / name
             if not path.is_file():
-                raise CheckpointError(
-                    f"{path}: named in {METADATA_NAME}, but absent. Copy the checkpoint again."
-                )
+                raise CheckpointError(f"{path}: named in {METADATA_NAME}, but absent. Copy the checkpoint again.")
             if path.stat().st_size < end:
                 raise CheckpointError(
                     f"{path}: truncated: {path.stat().st_size} bytes, {METADATA_NAME} needs {end}."
                     " Copy the checkpoint again."
                 )
 
-    def read(
-        self, key: str, index: tuple[int, ...], begin: int | None = None, end: int | None = None
-    ) -> torch.Tensor:
+    def read(self, key: str, index: tuple[int, ...], begin: int | None = None, end: int | None = None) -> torch.Tensor:
         """Rows begin:end (default all) of the tensor at `index`, the leading dimensions of `key`.
 
         Raises CheckpointError for a missing key, or rows that no chunk or more than one chunk holds.
@@ -132,7 +124,7 @@ class TorchDistReader:
         begin, end = begin or 0, shape[0] if end is None else end
         out = torch.empty((end - begin, *shape[1:]), dtype=dtype)
         filled = 0
-        for chunk in self._at(key, index):
+        for chunk, number in self._at(key, index):
             lead = len(index)
             first, last = chunk.offsets[lead], chunk.offsets[lead] + chunk.sizes[lead]
             low, high = max(first, begin), min(last, end)
@@ -140,34 +132,35 @@ class TorchDistReader:
                 rows = out[low - begin : high - begin]
                 if len(shape) > 1:
                     rows = rows[:, chunk.offsets[lead + 1] : chunk.offsets[lead + 1] + chunk.sizes[lead + 1]]
-                self._fill(rows, chunk, low - first)
+                self._fill(rows, chunk, number * (last - first) + low - first)
                 filled += rows.numel()
         if filled != out.numel():
             raise CheckpointError(
-                f"{self.directory}: {key} at {list(index)}: chunks hold {filled} of the {out.numel()} elements."
+                f"{self.directory}: {key} at {list(index)}: chunks hold {filled} of {out.numel()} elements."
             )
         return out
 
-    def _at(self, key: str, index: tuple[int, ...]) -> list[Chunk]:
+    def _at(self, key: str, index: tuple[int, ...]) -> list[tuple[Chunk, int]]:
+        """The chunks with a part of the tensor at `index`, and which of the tensors stacked in the chunk it is."""
         lead = len(index)
         if (key, lead) not in self._by_index:
-            found: dict[tuple[int, ...], list[Chunk]] = {}
+            found: dict[tuple[int, ...], list[tuple[Chunk, int]]] = {}
             for chunk in self._chunks[key]:
-                if len(chunk.sizes) - lead not in (1, 2) or any(size != 1 for size in chunk.sizes[:lead]):
-                    raise CheckpointError(
-                        f"{self.directory}: {key}: a chunk of {list(chunk.sizes)} is not supported."
-                    )
-                same = found.setdefault(chunk.offsets[:lead], [])
-                if any(_overlap(chunk, other) for other in same):
-                    raise CheckpointError(
-                        f"{self.directory}: {key}: two chunks overlap at {list(chunk.offsets)}."
-                    )
-                same.append(chunk)
+                if len(chunk.sizes) - lead not in (1, 2):
+                    raise CheckpointError(f"{self.directory}: {key}: {list(chunk.sizes)} is not a stack of matrices.")
+                stack = product(
+                    *(range(o, o + n) for o, n in zip(chunk.offsets[:lead], chunk.sizes[:lead], strict=True))
+                )
+                for number, place in enumerate(stack):
+                    same = found.setdefault(place, [])
+                    if any(_overlap(chunk, other) for other, _ in same):
+                        raise CheckpointError(f"{self.directory}: {key}: two chunks overlap at {list(place)}.")
+                    same.append((chunk, number))
             self._by_index[key, lead] = found
         return self._by_index[key, lead].get(index, [])
 
     def _fill(self, rows: torch.Tensor, chunk: Chunk, first: int) -> None:
-        """Read the chunk's rows from `first` on into `rows`."""
+        """Read the chunk's rows from `first` on, counted through its stack, into `rows`."""
         path = self.directory / chunk.file
         row = chunk.sizes[-1] * rows.dtype.itemsize if rows.ndim > 1 else rows.dtype.itemsize
         offset = _data_offset(path, chunk, rows.dtype) + first * row
@@ -187,10 +180,7 @@ class TorchDistReader:
 
 
 def _overlap(a: Chunk, b: Chunk) -> bool:
-    return all(
-        max(x, y) < min(x + m, y + n)
-        for x, m, y, n in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
-    )
+    return all(max(x, y) < min(x + m, y + n) for x, m, y, n in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True))
 
 
 class _Slice(io.RawIOBase):
@@ -256,14 +246,23 @@ def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
     contiguous = torch.empty(size, device="meta").stride() if len(size) else ()
     if torch.Size(size).numel() * dtype.itemsize != nbytes or tuple(stride) != contiguous:
         raise CheckpointError(
-            f"{path}: {chunk.key} {list(chunk.offsets)}: stored with size {list(size)}, stride {list(stride)}."
+            f"{path}: {chunk.key} {list(chunk.offsets)}: stored as {list(size)}, stride {list(stride)}."
         )
     start = offset * dtype.itemsize
     if stored.compress_type != zipfile.ZIP_STORED or stored.file_size < start + nbytes:
-        raise CheckpointError(
-            f"{path}: corrupt: {chunk.key} {list(chunk.offsets)} has {stored.file_size} bytes."
-        )
+        raise CheckpointError(f"{path}: corrupt: {chunk.key} {list(chunk.offsets)} has {stored.file_size} bytes.")
     return chunk.begin + stored.header_offset + 30 + name_length + extra_length + start
+
+
+@contextmanager
+def without_crc32() -> Iterator[None]:
+    """Saving skips the CRC-32 of each record: torch.load never checks it, and it costs more than the copying."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 class PartWriter:
@@ -321,9 +320,7 @@ def write_metadata(
     for key, (dtype, size) in tensors.items():
         entries[key] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), [])
     for chunk in chunks:
-        entries[chunk.key].chunks.append(
-            ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
-        )
+        entries[chunk.key].chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
         storage[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(chunk.file, chunk.begin, chunk.length)
     metadata = Metadata(
         entries,

@@ -1,11 +1,10 @@
 """A small stand-in for an SGLang server, for faults that a real one cannot be made to show.
 
-It is held to the contract tests of the real one (tests/servers/test_contract.py). Its next token is a function of
-the context and the weights, so that segments continue the unbroken run; EOS comes where that function says so.
+It is held to the contract tests of the real one (tests/servers/test_contract.py). Its next token is a
+function of context and weights, so that segments continue the unbroken run. EOS needs a temperature above 0.
 """
 
 import asyncio
-import json
 import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any, AsyncIterator, Awaitable, Callable, Dict, List
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.tiny_models import EOS, VOCAB_SIZE
+from tests.tiny_models import EOS
 
-# Takes a sound answer of /generate and returns what is sent instead.
-Fault = Callable[[dict], Awaitable[web.StreamResponse]]
+# Takes a request of /generate and its sound answer, and returns what is sent instead.
+Fault = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 
 
 class FakeServer:
-    """faults: used up by the next /generate calls, one each. requests: payloads of /generate. calls: all routes."""
+    """faults: used up by the next /generate calls. requests: of /generate. calls: routes, in order."""
 
     def __init__(self) -> None:
         self.faults: List[Fault] = []
@@ -33,9 +32,9 @@ class FakeServer:
         self._seen: set = set()  # contexts whose prefix is cached
         self._weights = b""
 
-    def next_token(self, context: List[int]) -> int:
+    def next_token(self, context: List[int], greedy: bool) -> int:
         value = zlib.crc32(bytes(str(context), "ascii") + self._weights)
-        return EOS if value % 97 == 0 else value % 256
+        return EOS if value % 97 == 0 and not greedy else value % 256
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
@@ -57,12 +56,12 @@ class FakeServer:
         params = payload["sampling_params"]
         context, tokens = list(payload["input_ids"]), []
         while len(tokens) < params["max_new_tokens"]:
-            tokens.append(self.next_token(context + tokens))
+            tokens.append(self.next_token(context + tokens, greedy=params["temperature"] == 0))
             if tokens[-1] in params["stop_token_ids"]:
                 break
         answer = self._answer(context, tokens, params["stop_token_ids"])
         if self.faults:
-            return await self.faults.pop(0)(answer)
+            return await self.faults.pop(0)(request, answer)
         return web.json_response(answer)
 
     def _answer(self, context: List[int], tokens: List[int], stop: List[int]) -> dict:
@@ -95,20 +94,22 @@ class FakeServer:
 
     async def _control(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
-        self.paused = {"/pause_generation": True, "/continue_generation": False}.get(request.path, self.paused)
+        self.paused = {"/pause_generation": True, "/continue_generation": False}.get(
+            request.path, self.paused
+        )
         return web.json_response({"success": True})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.paused else 200)
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"weight_version": self.reported_version or self.version, "vocab": VOCAB_SIZE})
+        return web.json_response({"weight_version": self.reported_version or self.version})
 
 
 def altered(change: Callable[[dict], None]) -> Fault:
     """A fault that sends the answer after `change` was made to it."""
 
-    async def fault(answer: dict) -> web.StreamResponse:
+    async def fault(request: web.Request, answer: dict) -> web.StreamResponse:
         change(answer)
         return web.json_response(answer)
 
@@ -116,34 +117,28 @@ def altered(change: Callable[[dict], None]) -> Fault:
 
 
 def status(code: int, body: str = "{}") -> Fault:
-    async def fault(answer: dict) -> web.StreamResponse:
+    async def fault(request: web.Request, answer: dict) -> web.StreamResponse:
         return web.Response(status=code, text=body)
 
     return fault
 
 
-async def garbage(answer: dict) -> web.StreamResponse:
+async def garbage(request: web.Request, answer: dict) -> web.StreamResponse:
     return web.Response(text="<html>a proxy's page</html>")
 
 
-async def silence(answer: dict) -> web.StreamResponse:
+async def silence(request: web.Request, answer: dict) -> web.StreamResponse:
     await asyncio.sleep(3600)
     raise AssertionError("the client waited an hour")
 
 
-async def cut(answer: dict) -> web.StreamResponse:
+async def cut(request: web.Request, answer: dict) -> web.StreamResponse:
     """The connection ends in the middle of the body."""
     response = web.StreamResponse(headers={"Content-Length": "1000"})
-    raise_after = json.dumps(answer)[:20].encode()
-
-    class _Cut(web.StreamResponse):
-        async def prepare(self, request):
-            writer = await super().prepare(request)
-            await writer.write(raise_after)
-            request.transport.abort()
-            return writer
-
-    return _Cut(headers=response.headers)
+    await response.prepare(request)
+    await response.write(b'{"output_ids": [1, ')
+    request.transport.abort()
+    return response
 
 
 def aborted_after(count: int, message: str = "Aborted") -> Fault:

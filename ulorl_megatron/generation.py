@@ -1,8 +1,9 @@
 """Rank 0's half of the loop: prompts, pools, servers and the verifier."""
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List
 
 import numpy as np
 import torch
@@ -24,37 +25,42 @@ from ulorl_megatron.verifier import build_verifier
 class Generation:
     """Everything that makes experience. One object, on rank 0, with one event loop; use it as a context manager.
 
-    Opening it reads the data and starts the servers, which get ready while the policy is built. Raises UserError for
-    bad data, a run directory in use, or a port in use.
+    Making it only reads: raises UserError for bad data, naming file and line. `start` opens what has to be closed.
     """
 
     def __init__(self, config: Config):
         self._config = config
-        tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-        self._tokenizer = tokenizer
-        self._prompts = PromptSet(config.data.train, tokenizer, config.data.max_prompt_length, config.run.seed)
-        self._heldout = (
-            PromptSet(config.data.eval, tokenizer, config.data.max_prompt_length, config.run.seed)
-            if config.data.eval
-            else None
-        )
-        self._store = PoolStore(Path(config.run.dir) / "pools.sqlite")
-        self._pools: Optional[Pools] = None
-        self._servers = ServerPool(config, ServedModel.from_path(Path(config.model.path)))
-        self._rollout = SegmentRollout(self._servers, config.rollout)
-        self._verifier = build_verifier(config.verifier)
+        self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        self._model = ServedModel.from_path(Path(config.model.path))
+        self._prompts = self._read(config.data.train)
+        self._heldout = self._read(config.data.eval) if config.data.eval else None
         self._metrics: Dict[str, float] = {}
-        self._runner = asyncio.Runner()
-        self._servers.start()
+        self._opened = ExitStack()
+
+    def _read(self, file: str) -> PromptSet:
+        return PromptSet(file, self._tokenizer, self._config.data.max_prompt_length, self._config.run.seed)
 
     def __enter__(self) -> "Generation":
         return self
 
     def __exit__(self, *exception) -> None:
-        self._runner.run(self._servers.close())
-        self._runner.close()
-        self._verifier.close()
-        self._store.close()
+        self._opened.close()
+
+    def start(self) -> None:
+        """Opens the pools and starts the servers, which get ready while the policy is built.
+
+        Raises UserError when another process has the run directory, or a port is in use.
+        """
+        config = self._config
+        self._store = PoolStore(Path(config.run.dir) / "pools.sqlite")
+        self._opened.callback(self._store.close)
+        self._servers = ServerPool(config, self._model)
+        self._rollout = SegmentRollout(self._servers, config.rollout)
+        self._runner = self._opened.enter_context(asyncio.Runner())
+        self._opened.callback(lambda: self._runner.run(self._servers.close()))
+        self._servers.start()
+        self._verifier = build_verifier(config.verifier)
+        self._opened.callback(self._verifier.close)
 
     def resume(self, step: int) -> None:
         """Takes the pools back to the end of `step` (0: a fresh start) and waits for the servers."""
@@ -83,7 +89,9 @@ class Generation:
         """Makes the step durable; the conservation law is checked here. Returns the step's metrics of experience."""
         self._pools.commit(step)
         counts = self._store.check_conservation()
-        return self._metrics | {f"pools/{status.value}": count for status, count in counts.items()}
+        self._metrics |= {f"pools/{status.value}": count for status, count in counts.items()}
+        reward = self._store.mean_reward(issued_in=step - self._config.rollout.segment_count + 1)
+        return self._metrics if reward is None else self._metrics | {"reward/issued": reward}
 
     def evaluate(self) -> Dict[str, float]:
         """avg@k of the weights the servers hold, on data.eval, as metrics."""

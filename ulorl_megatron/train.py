@@ -14,9 +14,10 @@ from ulorl_megatron.weight_sync import publish_weights
 def train(config: Config, ranks: Ranks) -> None:
     """Runs config.run.total_steps steps, or resumes after the last checkpoint in config.run.dir."""
     with (
-        OnFirstRank(ranks, Monitor, config) as monitor,
         OnFirstRank(ranks, Generation, config) as generation,
+        OnFirstRank(ranks, Monitor, config) as monitor,
     ):
+        generation.start()
         policy = Policy(config)
         done = policy.load_latest() or 0
         generation.resume(done)
@@ -53,11 +54,8 @@ def is_due(every: int, step: int, last: bool) -> bool:
     return every > 0 and (last or step % every == 0)
 
 
-def _load_servers(
-    generation: OnFirstRank, policy: Policy, ranks: Ranks, config: Config, version: int
-) -> None:
+def _load_servers(generation: OnFirstRank, policy: Policy, ranks: Ranks, config: Config, version: int) -> None:
     """Every server holds the policy's weights as `version`, and has confirmed it."""
-    folder = publish_weights(
-        policy, ranks, Path(config.model.path), Path(config.run.dir) / "weights", version, config.checkpoint.keep_weights
-    )
+    weights = Path(config.run.dir) / "weights"
+    folder = publish_weights(policy, ranks, Path(config.model.path), weights, version, config.checkpoint.keep_weights)
     generation.load_weights(folder, version)

@@ -93,6 +93,6 @@ def _check_engines_agree(stats: UpdateStats, config: Config) -> None:
     if not mean <= limit:
         raise UserError(
             f"trainer and servers disagree: mean |log-prob difference| {mean:.2e} nats over {tokens:.0f} tokens of the "
-            f"last segments, above algorithm.max_engine_mismatch {limit:.1e}. The weights the servers hold, the dtype or "
-            f"the position settings differ; this step changed the policy in memory, but was not saved."
+            f"last segments, above algorithm.max_engine_mismatch {limit:.1e}. The weights in the servers, the dtype or "
+            f"the position settings differ. This step is not saved."
         )

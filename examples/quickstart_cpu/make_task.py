@@ -1,9 +1,9 @@
-"""A task worth learning on a CPU: sums of 2 to 12 numbers, and a tiny untrained Qwen3-MoE that can learn them.
+"""A task worth learning on a CPU: sums of 2 to 12 numbers, and a tiny untrained Qwen3-MoE to learn them.
 
     python examples/quickstart_cpu/make_task.py OUT_DIR [--seed N]
 
-A prompt is `3+8+5`. Its worked answer keeps a running total of two digits, `03+8=11;11+5=16;\\boxed{16}`: every token
-follows from a few before it, and the answers have a long tail of lengths (median about 29 tokens, longest 93).
+A prompt is `3+8+5`. Its worked answer keeps a running total of two digits, `03+8=11;11+5=16;\\boxed{16}`:
+every token follows from a few before it. The answers have a long tail of lengths: median 29 tokens, up to 93.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def write_model(out: Path, seed: int) -> None:
         norm_topk_prob=True,
         max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        initializer_range=0.06,  # HF's 0.02 is for wide models; this narrow one would learn much more slowly from it
+        initializer_range=0.06,  # HF's 0.02 is for wide models; a narrow one learns slowly from it
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=text.eos_token_id,
@@ -94,7 +94,7 @@ def work(terms: List[int]) -> Dict[str, str]:
 
 
 def sums(count: int, draw: random.Random, avoid: Set[str], unique: bool) -> List[Dict[str, str]]:
-    """`count` sums with none of the prompts of `avoid`. unique: none twice (there are only 64 of two terms)."""
+    """`count` sums with none of the prompts of `avoid`. unique: none comes twice."""
     rows: List[Dict[str, str]] = []
     seen = set(avoid)
     while len(rows) < count:
@@ -112,7 +112,9 @@ def write_rows(file: Path, rows: List[Dict[str, str]], keys: List[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, help="folder to write model/ and the *.jsonl files into")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

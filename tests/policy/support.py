@@ -80,7 +80,7 @@ class Reference(NamedTuple):
 
 
 def reference(model: Path, samples: List[TrainSample], temperature: float = TEMPERATURE) -> Reference:
-    """One sample at a time, full logits, plain autograd. Loss: -sum A log p / all response tokens (Eq. 7 at ratio 1)."""
+    """One sample at a time, full logits, plain autograd. Loss: -sum A log p / response tokens (Eq. 7, ratio 1)."""
     hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     log_probs, entropies = [], []
     for sample in samples:

@@ -16,9 +16,7 @@ def compute(head, hidden, weight, positions, labels):
     layer = SimpleNamespace(tp_group=dist.group.WORLD, weight=weight)
     context = SimpleNamespace(positions=positions, labels=labels)
     config = SimpleNamespace(sequence_parallel=False)
-    return head(
-        hidden_states=hidden[:, None], output_layer=layer, output_weight=None, config=config, context=context
-    )
+    return head(hidden_states=hidden[:, None], output_layer=layer, output_weight=None, config=config, context=context)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class PromptSet:
     """The rows of a JSONL file, {"prompt": str | messages, "answer": str} each.
 
     max_prompt_length: tokens a prompt may have after the chat template. seed: of the order of every epoch.
-    Raises UserError naming file and line for what is not such a row, or too long; nothing is left out silently.
+    Raises UserError naming file and line for what is not such a row, or too long; no row is left out.
     """
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, seed: int):
@@ -58,8 +58,8 @@ class PromptSet:
     def take(self, position: int, n: int) -> List[Prompt]:
         """The n prompts after the first `position` ones ever issued, over as many epochs as that takes.
 
-        Depends on nothing but the file, the seed and the arguments: to resume is to ask with the position reached.
-        Every epoch has each row once, in an order of its own.
+        Every epoch has each row once, in its own order. Depends on nothing but file, seed and arguments:
+        to resume is to ask with the position reached, the end of an epoch included (verl#5725).
         """
         prompts = []
         for i in range(position, position + n):

@@ -14,6 +14,8 @@ from ulorl_megatron.monitor.summary import summary
 
 Record = Dict[str, float]
 
+_MOSTLY_TRUNCATED = 0.9
+
 
 class Monitor:
     """The watching side of one run, on rank 0. Opening it creates or checks the run directory.
@@ -26,6 +28,7 @@ class Monitor:
         self._total_steps = config.run.total_steps
         self._file = self._folder / "metrics.jsonl"
         self._writer: Optional[SummaryWriter] = None
+        self._accuracy: Record = {}  # of the last evaluation
 
     def __enter__(self) -> "Monitor":
         return self
@@ -35,21 +38,29 @@ class Monitor:
             self._writer.close()
 
     def resume(self, done: int) -> None:
-        """What was logged after step `done` is dropped: those steps will be run again."""
-        records = [record for record in read_records(self._file) if record["step"] <= done]
+        """What was logged after step `done` is dropped: those steps will be run again. done: 0 is a fresh start."""
+        records = [record for record in read_records(self._file) if record["step"] <= done] if done else []
         self._rewrite(records)
-        self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=done + 1)
+        self._accuracy = next((r for r in reversed(records) if "eval/accuracy" in r), {})
+        self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=done + 1 if done else 0)
         if done:
             print(f"resuming {self._folder} after step {done}", flush=True)
 
     def step(self, step: int, metrics: Record) -> None:
         """Logs one step and prints its line. metrics: names of METRICS; KeyError for any other."""
         self._log(step, metrics)
-        print(progress_line(step, self._total_steps, metrics), flush=True)
+        print(progress_line(step, self._total_steps, self._accuracy | metrics), flush=True)
+        if metrics.get("rollout/truncated_share", 0.0) > _MOSTLY_TRUNCATED:
+            print(
+                f"warning: {metrics['rollout/truncated_share']:.0%} of the samples completed in step {step} were cut "
+                "at rollout.global_max_length; their reward of 0 says nothing of the answer (trl#5697)",
+                flush=True,
+            )
 
     def evaluation(self, step: int, metrics: Record) -> None:
-        """Logs an evaluation of the weights after `step`."""
+        """Logs an evaluation of the weights after `step`; later progress lines repeat its accuracy."""
         self._log(step, metrics)
+        self._accuracy = metrics
         print(
             f"step {step:>4}/{self._total_steps}  held-out accuracy {metrics['eval/accuracy']:.3f}  "
             f"(length {metrics['eval/mean_length']:.0f}, truncated {metrics['eval/truncated']:.1%})",
@@ -91,6 +102,7 @@ def progress_line(step: int, total_steps: int, metrics: Record) -> str:
     parts = [f"step {step:>4}/{total_steps}"]
     shown = [
         ("reward", "reward/complete", "{:.3f}"),
+        ("accuracy", "eval/accuracy", "{:.3f}"),
         ("entropy", "train/entropy", "{:.3f}"),
         ("masked", "train/masked_share", "{:.1%}"),
         ("trained", "train/samples", "{:.0f}"),

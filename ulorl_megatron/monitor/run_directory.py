@@ -1,6 +1,6 @@
 """The run directory: what lies where, and which changes of the configuration a resumed run may have.
 
-    config.yaml  pools.sqlite  metrics.jsonl  checkpoints/  tensorboard/  logs/  weights/
+It holds config.yaml, pools.sqlite, metrics.jsonl, checkpoints/, tensorboard/, logs/ and weights/.
 """
 
 import os
@@ -33,41 +33,26 @@ CHANGEABLE = (
 )
 
 
-class RunDirectory:
-    """Paths of a run. Creates the folders; leaves a run that is already there as it is."""
+def open_run_directory(config: Config) -> Path:
+    """Creates config.run.dir and its folders, or opens the run in it; its config.yaml becomes `config`.
 
-    def __init__(self, path: str):
-        self.path = Path(path)
-        self.tensorboard = self.path / "tensorboard"
-        self.metrics = self.path / "metrics.jsonl"
-        self._config = self.path / "config.yaml"
-        for name in ("checkpoints", "tensorboard", "logs", "weights"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
-
-    def check(self, config: Config) -> None:
-        """Raises UserError if a run with a checkpoint is here, and `config` would make another run of it."""
-        if not (self.path / "checkpoints" / "latest").exists() or not self._config.exists():
-            return
-        changed = changes(_flat(self._config.read_text()), _flat(to_yaml(config)))
+    Raises UserError if a run with a checkpoint is there and `config` would make another run of it. A run
+    without a checkpoint binds nobody: it begins again.
+    """
+    folder = Path(config.run.dir)
+    file = folder / "config.yaml"
+    if (folder / "checkpoints" / "latest").exists() and file.exists():
+        changed = changes(_flat(file.read_text()), _flat(to_yaml(config)))
         if changed:
+            lines = "\n".join(f"  {line}" for line in changed)
             raise UserError(
-                "\n".join(
-                    [
-                        f"{self.path} holds a run with another configuration:",
-                        *(f"  {line}" for line in changed),
-                        "set these back to resume it, or give another run.dir",
-                    ]
-                )
+                f"{folder} holds a run with another configuration:\n{lines}\n"
+                "Set these back to resume it, or give another run.dir."
             )
-
-    def write_config(self, config: Config) -> None:
-        """config.yaml becomes `config`, whole or not at all."""
-        temporary = self.path / ".config.yaml"
-        with temporary.open("w") as file:
-            file.write(to_yaml(config))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._config)
+    for name in ("checkpoints", "tensorboard", "logs", "weights"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    _write(file, to_yaml(config))
+    return folder
 
 
 def changes(before: Dict[str, object], now: Dict[str, object]) -> List[str]:
@@ -92,3 +77,13 @@ def _flat(yaml: str) -> Dict[str, object]:
 
     walk(OmegaConf.to_container(OmegaConf.create(yaml)), "")
     return flat
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    temporary = file.with_name(f".{file.name}")
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(file)

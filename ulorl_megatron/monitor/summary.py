@@ -13,10 +13,10 @@ def summary(records: List[Dict[str, float]], folder: Path) -> str:
     steps = [r for r in records if "time/step" in r]
     evaluations = [r for r in records if "eval/accuracy" in r]
     lines = [f"== {folder}: {len(steps)} steps"]
-    rewards = [r["reward/complete"] for r in steps if "reward/complete" in r]
+    rewards = [r["reward/issued"] for r in steps if "reward/issued" in r]
     if rewards:
         first, last = np.mean(rewards[:_EDGE]), np.mean(rewards[-_EDGE:])
-        lines.append(f"mean reward        {first:.3f} -> {last:.3f}  (first and last {_EDGE} steps)")
+        lines.append(f"mean reward        {first:.3f} -> {last:.3f}  (issued in the first and last {_EDGE} steps)")
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
         lines.append(

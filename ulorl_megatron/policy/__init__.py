@@ -5,13 +5,16 @@ import warnings
 
 # Said on every run, with nothing to do about it: that GPTModel will give way to HybridModel (today's
 # checkpoints and tools are GPTModel's), that saving goes through deprecated names inside Megatron, that the
-# rerun machine is off.
-for _module in ("models.gpt.gpt_model", "dist_checkpointing.strategies.torch", "rerun_state_machine"):
+# rerun machine is off, that DDP computes its own layout of the gradient buffers.
+for _module in (
+    "models.gpt.gpt_model",
+    "dist_checkpointing.strategies.torch",
+    "rerun_state_machine",
+    "distributed.distributed_data_parallel",
+):
     logging.getLogger(f"megatron.core.{_module}").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-warnings.filterwarnings(
-    "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf", module=r"megatron"
-)
+warnings.filterwarnings("ignore", module=r"torch\.distributed\.(c10d_logger|checkpoint)")
+warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf", module=r"megatron")
 
 with warnings.catch_warnings():
     # Both are optional here, and Megatron says so once a module.

@@ -19,8 +19,7 @@ _QUERY_BLOCK = 2048  # rows for which the CPU may hold an explicit causal mask
 
 
 def zigzag_positions(length: int, rank: int, size: int) -> Tensor:
-    """Positions, within a sequence of `length` tokens, that context-parallel rank `rank` of `size` holds;
-    int64.
+    """Positions, within a sequence of `length` tokens, that context-parallel rank `rank` of `size` holds; int64.
 
     length must be a multiple of 2 * size (any length if size is 1).
     """
@@ -73,8 +72,7 @@ class PackedCausalAttention(MegatronModule):
         attention_bias=None,
         packed_seq_params: PackedSeqParams = None,
     ) -> Tensor:
-        """query: [t, heads, d], key and value: [t, groups, d], after rope; t: local tokens. Returns [t, heads
-        * d]."""
+        """query: [t, heads, d], key and value: [t, groups, d], after rope; t: local tokens. Returns [t, heads * d]."""
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             raise ValueError("this attention takes packed (thd) sequences only")
         lengths = lengths_of(packed_seq_params)
@@ -119,8 +117,7 @@ class PackedCausalAttention(MegatronModule):
 
     def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, **masking) -> Tensor:
         if not query.is_cuda and key.size(1) != query.size(1):
-            # torch's CPU flash kernel knows no grouped queries, and the path it falls back to keeps all
-            # scores.
+            # torch's CPU flash kernel knows no grouped queries, and the path it falls back to keeps all scores.
             repeats = query.size(1) // key.size(1)
             key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))

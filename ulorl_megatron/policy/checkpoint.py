@@ -1,8 +1,7 @@
-"""Checkpoints of the trainer: written aside, renamed when complete, and pointed to last (NeMo-RL#969,
-verl#4638).
+"""Checkpoints of the trainer: written aside, renamed when complete, and pointed to last (NeMo-RL#969, verl#4638).
 
-    <directory>/step-000012/   Megatron's torch_dist format: model, optimizer, generator state, counters
-    <directory>/latest         name of the newest complete checkpoint
+<directory>/step-000012/   Megatron's torch_dist format: model, optimizer, generator state, counters
+<directory>/latest         name of the newest complete checkpoint
 """
 
 import os
@@ -26,8 +25,7 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def save(self, step: int, state: Dict[str, Any]) -> None:
-        """Collective. Killed at any moment, the previous checkpoint stays the latest until this one is
-        complete."""
+        """Collective. Killed at any moment, the previous checkpoint stays the latest until this one is complete."""
         name = f"step-{step:06d}"
         partial = self._directory / f".{name}.partial"
         first = dist.get_rank() == 0
@@ -52,8 +50,7 @@ class Checkpoints:
         dist.barrier()
 
     def latest(self) -> Optional[Path]:
-        """The checkpoint to resume from; None before the first. Raises UserError if the pointer leads
-        nowhere."""
+        """The checkpoint to resume from; None before the first. Raises UserError if the pointer leads nowhere."""
         pointer = self._directory / _POINTER
         if not pointer.exists():
             return None
@@ -76,8 +73,7 @@ class Checkpoints:
 
 
 def load(path: Path, state: Dict[str, Any]) -> Dict[str, Any]:
-    """Collective. `state` as it would be saved, for this run's layout; returns it filled from the
-    checkpoint."""
+    """Collective. `state` as it would be saved, for this run's layout; returns it filled from the checkpoint."""
     return dist_checkpointing.load(state, str(path))
 
 

@@ -1,5 +1,4 @@
-"""Log-probs and entropies of given tokens without full logits: vocab-parallel, chunked over tokens,
-recomputed.
+"""Log-probs and entropies of given tokens without full logits: vocab-parallel, chunked over tokens, recomputed.
 
 Logits of one 131072-token sequence over 151936 words are 79.7 GB in float32. Here only `chunk` tokens' logits
 exist at a time, in the forward as in the backward pass, and only this rank's part of the vocabulary.
@@ -17,8 +16,7 @@ Scores = Tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class _Scores(torch.autograd.Function):
-    """(hidden [T, H], weight [V / tp, H], labels [T]) -> log-probs (with graph) and entropies, tempered, then
-    raw.
+    """(hidden [T, H], weight [V / tp, H], labels [T]) -> log-probs (with graph) and entropies, tempered, then raw.
 
     The gradient of `hidden` is this rank's vocabulary's share: the caller's gather sums it over
     tensor-parallel ranks. words: this rank's rows that are real words, the first of them word number `first`.

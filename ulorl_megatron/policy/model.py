@@ -15,12 +15,11 @@ from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.config.schema import PolicyConfig, Recompute, TransformerImpl
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.policy.attention import PackedCausalAttention
-from ulorl_megatron.policy.platform import device
+from ulorl_megatron.policy.platform import cuda_tensors, device
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm under sequence parallelism: its weight's gradient is summed over tensor-parallel
-    ranks."""
+    """torch's RMSNorm under sequence parallelism: its weight's gradient is summed over tensor-parallel ranks."""
 
     def __init__(self, *, config: TransformerConfig, hidden_size: int, eps: float):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device())
@@ -33,8 +32,7 @@ def padded_vocab_size(arch: Architecture, tensor_parallel: int) -> int:
 
 
 def transformer_config(arch: Architecture, policy: PolicyConfig, dtype: torch.dtype) -> TransformerConfig:
-    """Exactly Qwen3 or Qwen3-MoE, in policy.parallel's layout. Dropout and the router's auxiliary loss are
-    off."""
+    """Exactly Qwen3 or Qwen3-MoE, in policy.parallel's layout. Dropout and the router's auxiliary loss are off."""
     sizes = policy.parallel
     interleaved = sizes.virtual_pipeline > 1
     moe = {}
@@ -112,9 +110,7 @@ def _set_yarn(config: TransformerConfig, arch: Architecture) -> None:
     scaling = arch.rope_scaling
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind != "yarn":
-        raise UserError(
-            f"rope scaling {kind!r} is not supported; the model's config.json may ask for yarn or none"
-        )
+        raise UserError(f"rope scaling {kind!r} is not supported; the model's config.json may ask for yarn or none")
     config.position_embedding_type = "yarn"
     config.yarn_rotary_scaling_factor = float(scaling["factor"])
     config.yarn_original_max_position_embeddings = int(scaling["original_max_position_embeddings"])
@@ -126,8 +122,7 @@ def _set_yarn(config: TransformerConfig, arch: Architecture) -> None:
 
 
 def _local_spec(config: TransformerConfig) -> ModuleSpec:
-    """Megatron's local layer with norms and attention that know sequence and context parallelism and
-    packing."""
+    """Megatron's local layer with norms and attention that know sequence and context parallelism and packing."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
     )
@@ -143,9 +138,7 @@ def _local_spec(config: TransformerConfig) -> ModuleSpec:
     return spec
 
 
-def _block_spec(
-    config: TransformerConfig, impl: TransformerImpl, vp_stage: int
-) -> TransformerBlockSubmodules:
+def _block_spec(config: TransformerConfig, impl: TransformerImpl, vp_stage: int) -> TransformerBlockSubmodules:
     layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     if impl is TransformerImpl.local:
         return TransformerBlockSubmodules(layer_specs=[_local_spec(config)] * layers, layer_norm=RMSNorm)
@@ -169,18 +162,19 @@ def build_chunks(config: TransformerConfig, arch: Architecture, impl: Transforme
     chunks = []
     for stage in range(stages or 1):
         vp_stage = stage if stages else None
-        chunk = GPTModel(
-            config=config,
-            transformer_layer_spec=_block_spec(config, impl, vp_stage),
-            vocab_size=padded_vocab_size(arch, config.tensor_model_parallel_size),
-            max_sequence_length=arch.max_position_embeddings,
-            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=stages is None, vp_stage=vp_stage),
-            post_process=mpu.is_pipeline_last_stage(ignore_virtual=stages is None, vp_stage=vp_stage),
-            share_embeddings_and_output_weights=arch.tie_embeddings,
-            position_embedding_type="rope",
-            rotary_base=arch.rope_theta,
-            vp_stage=vp_stage,
-        )
+        with cuda_tensors():
+            chunk = GPTModel(
+                config=config,
+                transformer_layer_spec=_block_spec(config, impl, vp_stage),
+                vocab_size=padded_vocab_size(arch, config.tensor_model_parallel_size),
+                max_sequence_length=arch.max_position_embeddings,
+                pre_process=mpu.is_pipeline_first_stage(ignore_virtual=stages is None, vp_stage=vp_stage),
+                post_process=mpu.is_pipeline_last_stage(ignore_virtual=stages is None, vp_stage=vp_stage),
+                share_embeddings_and_output_weights=arch.tie_embeddings,
+                position_embedding_type="rope",
+                rotary_base=arch.rope_theta,
+                vp_stage=vp_stage,
+            )
         chunk.vp_stage = vp_stage
         chunks.append(chunk.to(device()))
     return chunks

@@ -62,11 +62,8 @@ def _use_own_adam() -> None:
         distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_APEX_OPTIMIZER = True
 
 
-def build_optimizer(
-    config: OptimizerConfig, chunks: List[torch.nn.Module], dtype: torch.dtype
-) -> MegatronOptimizer:
-    """The distributed optimizer over DDP-wrapped `chunks`; float32 masters of bfloat16 weights are made
-    here."""
+def build_optimizer(config: OptimizerConfig, chunks: List[torch.nn.Module], dtype: torch.dtype) -> MegatronOptimizer:
+    """The distributed optimizer over DDP-wrapped `chunks`; float32 masters of bfloat16 weights are made here."""
     _use_own_adam()
     settings = MegatronOptimizerConfig(
         optimizer="adam",
@@ -81,11 +78,24 @@ def build_optimizer(
         use_distributed_optimizer=True,
     )
     with cuda_tensors():
-        return get_megatron_optimizer(settings, chunks)
+        optimizer = get_megatron_optimizer(settings, chunks)
+    for part in optimizer.chained_optimizers:  # so that there is a state to save before the first update
+        part.init_state_fn(part.optimizer, part.config)
+    return optimizer
+
+
+def set_rates(optimizer: MegatronOptimizer, config: OptimizerConfig, update: int) -> float:
+    """Learning rate and weight decay of update number `update` (from 1); returns the former.
+
+    Norms are not decayed: Megatron marks their group, and leaves it to the scheduler to act on it.
+    """
+    lr = learning_rate(config, update)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        group["weight_decay"] = config.weight_decay * group["wd_mult"]
+    return lr
 
 
 def learning_rate(config: OptimizerConfig, update: int) -> float:
-    """Of update number `update` (from 1): linear up to `lr` at warmup_steps, constant after."""
-    if update >= config.warmup_steps:
-        return config.lr
-    return config.lr * update / config.warmup_steps
+    """Linear up to `lr` at update number warmup_steps, constant after."""
+    return config.lr * min(1.0, update / config.warmup_steps) if config.warmup_steps else config.lr

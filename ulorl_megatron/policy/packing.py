@@ -56,8 +56,8 @@ def plan(samples: Sequence[TrainSample], rules: PackingRules) -> List[List[List[
     lengths = [rules.padded(s) for s in samples]
     order = sorted(range(len(samples)), key=lambda i: (-lengths[i], i))
     step = rules.data_parallel * rules.multiple
-    needed = max(sum(lengths) / rules.budget, sum(n > rules.budget / 2 for n in lengths), 1)
-    count = math.ceil(needed / step) * step
+    at_least = math.ceil(sum(min(n, rules.budget) for n in lengths) / rules.budget)
+    count = math.ceil(max(at_least, 1) / step) * step
     while (bins := _fill(order, lengths, count, rules)) is None:
         count += step
     costs = [sum(rules.cost(lengths[i]) for i in members) for members in bins]
@@ -125,9 +125,7 @@ def build(
         raise ValueError("a sample has no prompt token")
     lengths = [rules.padded(s) for s in chosen]
     held = [zigzag_positions(n, context_rank, rules.context_parallel) for n in lengths]
-    scored = [
-        (h >= s.prompt_length - 1) & (h < s.tokens.numel() - 1) for s, h in zip(chosen, held, strict=True)
-    ]
+    scored = [(h >= s.prompt_length - 1) & (h < s.tokens.numel() - 1) for s, h in zip(chosen, held, strict=True)]
     offsets = [h[m] - (s.prompt_length - 1) for s, h, m in zip(chosen, held, scored, strict=True)]
 
     def per_token(name: str) -> Optional[Tensor]:
@@ -136,9 +134,7 @@ def build(
             return None
         return torch.cat([v[o] for v, o in zip(values, offsets, strict=True)]).to(device)
 
-    inputs = [
-        F.pad(s.tokens[:-1], (0, n + 1 - s.tokens.numel())) for s, n in zip(chosen, lengths, strict=True)
-    ]
+    inputs = [F.pad(s.tokens[:-1], (0, n + 1 - s.tokens.numel())) for s, n in zip(chosen, lengths, strict=True)]
     batch = TokenBatch(
         sample_index=torch.cat([torch.full_like(o, i) for i, o in enumerate(offsets)]).to(device),
         rewards=torch.tensor([s.reward for s in chosen], dtype=torch.float32, device=device),
@@ -155,9 +151,7 @@ def build(
         position_ids=torch.cat(held)[None].to(device),
         packed=pack_lengths(lengths, device),
         positions=torch.cat(scored).nonzero()[:, 0].to(device),
-        labels=torch.cat([s.tokens[s.prompt_length + o] for s, o in zip(chosen, offsets, strict=True)]).to(
-            device
-        ),
+        labels=torch.cat([s.tokens[s.prompt_length + o] for s, o in zip(chosen, offsets, strict=True)]).to(device),
         batch=batch,
         members=members,
         offsets=offsets,

@@ -30,16 +30,11 @@ _IMPORTED_LATE = (  # by functions of megatron.core, too late for the stand-in
 
 def device() -> torch.device:
     """Where this rank's tensors live."""
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def adapt_megatron() -> None:
-    """Make every megatron.core module imported so far run on this machine. Call once, after importing
-    them."""
+    """Make every megatron.core module imported so far run on this machine. Call once, after importing them."""
     if torch.cuda.is_available():
         return
     # Megatron compiles small functions, for kernels a CPU does not gain from: 10 s each and a C++ compiler.

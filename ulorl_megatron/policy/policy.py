@@ -23,32 +23,29 @@ from torch import Tensor
 from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.algorithm.batch import TokenBatch, TokenScores, TrainSample
 from ulorl_megatron.config.schema import Config, Distribution
-from ulorl_megatron.policy import checkpoint, packing, parallel, weights
+from ulorl_megatron.policy import checkpoint, packing, parallel
 from ulorl_megatron.policy.checkpoint import Checkpoints
 from ulorl_megatron.policy.head import ScoreHead
 from ulorl_megatron.policy.model import build_chunks, transformer_config
-from ulorl_megatron.policy.optimizer import build_optimizer, learning_rate
+from ulorl_megatron.policy.optimizer import build_optimizer, set_rates
 from ulorl_megatron.policy.packing import MicroBatch, PackingRules
 from ulorl_megatron.policy.platform import cuda_tensors, device
+from ulorl_megatron.policy.weights import export_hf, load_hf
 
 Reduce = Callable[[Tensor], Tensor]
-Objective = Callable[
-    [TokenBatch, TokenScores, Reduce], Tuple[Tensor, int, Dict[str, Tensor], Dict[str, Tensor]]
-]
+Objective = Callable[[TokenBatch, TokenScores, Reduce], Tuple[Tensor, int, Dict[str, Tensor], Dict[str, Tensor]]]
 
 
 class NonFiniteGradient(RuntimeError):
-    """The gradient has an infinite or undefined norm. The weights in memory are spoilt, those on disk are
-    not."""
+    """The gradient has an infinite or undefined norm. The weights in memory are spoilt, those on disk are not."""
 
 
 @dataclass(frozen=True)
 class UpdateStats:
     """Of one optimizer step; the same on every rank.
 
-    sums, maxima: the objective's, over all tokens of the step. tokens: response tokens, the loss's
-    denominator. grad_norm: before clipping, over all parameters. lr: of this update. micro_batches: per
-    data-parallel rank.
+    sums, maxima: the objective's, over all tokens of the step. tokens: response tokens, the loss's denominator.
+    grad_norm: before clipping, over all parameters. lr: of this update. micro_batches: per data-parallel rank.
     """
 
     sums: Dict[str, float]
@@ -73,10 +70,9 @@ class UpdateStats:
 class Policy:
     """The policy model, sharded over all ranks, with its optimizer.
 
-    Every method is collective: all ranks call it, with the same arguments. torch.distributed must be
-    initialised. weights: HF directory to take the weights from, instead of config.model.path (its config.json
-    always counts). Raises UserError for a layout or model that cannot work, and checkpoint_tools'
-    CheckpointError for faulty files.
+    Every method is collective: all ranks call it, with the same arguments. torch.distributed must be initialised.
+    weights: HF directory to take the weights from, instead of config.model.path (its config.json always counts).
+    Raises UserError for a layout or model that cannot work, and checkpoint_tools' CheckpointError for faulty files.
     """
 
     def __init__(self, config: Config, *, weights: Optional[str] = None):
@@ -89,7 +85,7 @@ class Policy:
         self._megatron = transformer_config(self._arch, config.policy, dtype)
         self._megatron.finalize_model_grads_func = finalize_model_grads
         self._models = build_chunks(self._megatron, self._arch, config.policy.transformer_impl)
-        self._load_hf(weights or config.model.path)
+        load_hf(self._models, self._megatron, self._arch, weights or config.model.path)
         self._chunks = [self._wrap(model, dtype) for model in self._models]
         self._optimizer = build_optimizer(config.policy.optimizer, self._chunks, dtype)
         self._updates = 0
@@ -113,10 +109,10 @@ class Policy:
     def update(self, samples: List[TrainSample], objective: Objective) -> UpdateStats:
         """One optimizer step on all `samples` (not empty).
 
-        objective(batch, scores, reduce) -> (loss_sum, num_tokens, sums, maxima) sees one micro-batch at a
-        time. loss_sum is a sum over tokens; it is divided by the step's tokens over all ranks and
-        micro-batches. reduce(t) sums a small tensor over the context-parallel ranks that hold other tokens of
-        the same samples. Raises NonFiniteGradient.
+        objective(batch, scores, reduce) -> (loss_sum, num_tokens, sums, maxima) sees one micro-batch at a time.
+        loss_sum is a sum over tokens; it is divided by the step's tokens over all ranks and micro-batches. reduce(t)
+        sums a small tensor over the context-parallel ranks that hold other tokens of the same samples.
+        Raises NonFiniteGradient.
         """
 
         def loss(micro: MicroBatch, outputs: Tuple[Tensor, ...]):
@@ -129,9 +125,7 @@ class Policy:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         results, micro_batches = self._run(samples, loss, forward_only=False)
-        lr = learning_rate(self._config.policy.optimizer, self._updates + 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        lr = set_rates(self._optimizer, self._config.policy.optimizer, self._updates + 1)
         with cuda_tensors():
             _, grad_norm, _ = self._optimizer.step()
         if not math.isfinite(grad_norm):
@@ -141,8 +135,7 @@ class Policy:
         return UpdateStats(sums, maxima, tokens, float(grad_norm), lr, micro_batches)
 
     def score(self, samples: List[TrainSample]) -> List[TokenScores]:
-        """Scores of every response token, on every rank, as an update would see them; CPU tensors, no
-        graph."""
+        """Scores of every response token, on every rank, as an update would see them; CPU tensors, no graph."""
         starts = [0]
         for sample in samples:
             starts.append(starts[-1] + sample.response_length)
@@ -167,19 +160,16 @@ class Policy:
     def hf_tensors(self) -> Iterator[Tuple[str, Tensor]]:
         """(name, full tensor on the CPU) of the HF tensors this rank has to write.
 
-        Over all ranks every HF tensor comes exactly once. All ranks must exhaust the iterator: shards are
-        gathered.
+        Over all ranks every HF tensor comes exactly once. All ranks must exhaust the iterator: shards are gathered.
         """
-        return weights.export_hf(self._models, self._megatron, self._arch)
+        return export_hf(self._models, self._megatron, self._arch)
 
     def save(self, step: int) -> None:
-        """Write a checkpoint of this step under <run.dir>/checkpoints, and drop those beyond
-        checkpoint.keep_last."""
+        """Write a checkpoint of this step under <run.dir>/checkpoints, and drop those beyond checkpoint.keep_last."""
         self._checkpoints.save(step, self._state(loading=False) | {"step": step, "updates": self._updates})
 
     def load_latest(self) -> Optional[int]:
-        """Resume from the latest checkpoint; returns its step, or None (and nothing changed) if there is
-        none."""
+        """Resume from the latest checkpoint; returns its step, or None (and nothing changed) if there is none."""
         path = self._checkpoints.latest()
         if path is None:
             return None
@@ -192,21 +182,15 @@ class Policy:
         self._updates = state["updates"]
         return state["step"]
 
-    def _load_hf(self, path: str) -> None:
-        weights.load_hf(self._models, self._megatron, self._arch, path)
-
     def _wrap(self, model: torch.nn.Module, dtype: torch.dtype) -> DistributedDataParallel:
-        settings = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=True
-        )
+        settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
         module = Float16Module(self._megatron, model) if dtype is torch.bfloat16 else model
         wrapped = DistributedDataParallel(self._megatron, settings, module)
         wrapped.vp_stage = model.vp_stage
         return wrapped
 
     def _run(self, samples: List[TrainSample], loss: Callable, forward_only: bool) -> Tuple[List[Any], int]:
-        """Megatron's schedule over this rank's micro-batches; what `loss` gave for each (last stage), their
-        number."""
+        """Megatron's schedule over this rank's micro-batches; what `loss` gave for each (last stage), their number."""
         mine = packing.plan(samples, self._rules)[mpu.get_data_parallel_rank()]
         build = partial(
             packing.build,
@@ -268,9 +252,7 @@ def _attention_share(arch: Architecture) -> float:
     """
     queries, groups = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     attention = arch.hidden_size * (2 * queries + 2 * groups)
-    width = (
-        arch.experts_per_token * arch.moe_intermediate_size if arch.num_experts else arch.intermediate_size
-    )
+    width = arch.experts_per_token * arch.moe_intermediate_size if arch.num_experts else arch.intermediate_size
     layer = attention + 3 * arch.hidden_size * width
     linear = arch.num_layers * layer + arch.hidden_size * arch.vocab_size
     return arch.num_layers * queries / linear

@@ -1,5 +1,4 @@
-"""HF weights into this rank's model chunks, and back. What maps to what is checkpoint_tools' knowledge
-alone."""
+"""HF weights into this rank's model chunks, and back. What maps to what is checkpoint_tools' knowledge alone."""
 
 from typing import Dict, Iterator, List, Optional, Tuple
 
@@ -20,8 +19,7 @@ from checkpoint_tools.name_map import Weight, by_name, canonical_name
 def local_parameters(
     models: List[GPTModel], config: TransformerConfig, arch: Architecture
 ) -> Iterator[Tuple[str, Tensor]]:
-    """(canonical name, parameter) of every parameter on this rank; names count layers and experts
-    globally."""
+    """(canonical name, parameter) of every parameter on this rank; names count layers and experts globally."""
     experts = (arch.num_experts or 0) // config.expert_model_parallel_size
     for model in models:
         layer_offset = get_transformer_layer_offset(config, vp_stage=model.vp_stage)
@@ -49,9 +47,7 @@ def load_hf(models: List[GPTModel], config: TransformerConfig, arch: Architectur
         parameter.copy_(layouts.shard(weight, full, group.rank(), group.size()))
 
 
-def export_hf(
-    models: List[GPTModel], config: TransformerConfig, arch: Architecture
-) -> Iterator[Tuple[str, Tensor]]:
+def export_hf(models: List[GPTModel], config: TransformerConfig, arch: Architecture) -> Iterator[Tuple[str, Tensor]]:
     """(HF name, full tensor on the CPU): over all ranks, every tensor exactly once, in model order.
 
     Collective over the ranks that share a tensor. The work is spread over them; data-parallel replicas yield

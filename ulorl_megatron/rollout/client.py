@@ -119,7 +119,8 @@ class Client:
         if generation.finish is Finish.length and len(generation.tokens) < max_new_tokens:
             raise RequestRejected(
                 f"{self.url} stopped at {len(generation.tokens)} of {max_new_tokens} tokens after "
-                f"{len(input_ids)} input ids: its --context-length or its KV cache (--max-total-tokens) is too small for this run"
+                f"{len(input_ids)} input ids: its --context-length or its KV cache (--max-total-tokens) is "
+                "too small for this run"
             )
         return generation
 

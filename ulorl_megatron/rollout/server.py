@@ -1,6 +1,7 @@
 """An SGLang server process on this machine: started, watched, stopped."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +20,11 @@ from ulorl_megatron.rollout import cpu
 HOST = "127.0.0.1"
 LOG_TAIL_LINES = 20
 
+# Below the ephemeral range of Linux (32768 on): the server binds its port a minute after it was chosen, and
+# by then an outgoing connection of any process may have taken an ephemeral one.
+_FREE_PORTS = (20000, 32000)
+_PORT_DRAWS = 100
+
 # Variables of a trainer rank that would make the server look for the trainer's process group.
 _RANK_VARIABLES = (
     "RANK",
@@ -35,17 +41,25 @@ _CONTEXT_SLACK = 2
 
 
 def choose_ports(first: int, count: int) -> List[int]:
-    """`count` ports that are free now: first, first + 1, ..., or any if `first` is 0.
+    """`count` neighbouring ports that are free now, from `first` on, or from anywhere if it is 0.
 
-    All are held at once while choosing, so they differ (sglang#7418). Raises UserError naming the port in
-    use.
+    All are held at once while choosing (sglang#7418). Raises UserError naming the port in use.
     """
+    if first:
+        return _hold(first, count)
+    for _ in range(_PORT_DRAWS):
+        with suppress(UserError):
+            return _hold(random.SystemRandom().randrange(*_FREE_PORTS, count), count)
+    raise UserError(
+        f"servers.port: no {count} neighbouring free ports in {_FREE_PORTS}; set servers.port yourself"
+    )
+
+
+def _hold(first: int, count: int) -> List[int]:
     with ExitStack() as held:
-        ports = []
-        for i in range(count):
+        for port in range(first, first + count):
             sock = held.enter_context(socket.socket())
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port = first + i if first else 0
             try:
                 sock.bind((HOST, port))
             except OSError as error:
@@ -53,8 +67,7 @@ def choose_ports(first: int, count: int) -> List[int]:
                     f"servers.port: port {port} on {HOST} cannot be used ({error.strerror}); "
                     "free it, choose another, or set 0 to take free ones"
                 ) from error
-            ports.append(sock.getsockname()[1])
-        return ports
+    return list(range(first, first + count))
 
 
 def command(config: Config, index: int, port: int) -> List[str]:

@@ -70,8 +70,8 @@ class PoolStore:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
             raise UserError(
-                f"{path} is in use by {self._owner()}: one run directory, one trainer. Stop that one, or take "
-                "another run.dir"
+                f"{path} is in use by {self._owner()}: one run directory, one trainer. Stop that one, "
+                "or take another run.dir"
             ) from error
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -131,9 +131,9 @@ class PoolStore:
     def commit(self, step: int, issued: int, samples: Iterable[Sample]) -> None:
         """Stores what step `step` did to `samples`, all or nothing.
 
-        issued: samples created in this step. samples: every one that the step created, grew,
-        verified or settled. Raises ValueError unless step follows last_step, and ConservationError if a settled sample would
-        change (it would train twice) or the law does not hold afterwards.
+        issued: samples created in this step. samples: every one that the step created, grew, verified or
+        settled. Raises ValueError unless step follows last_step, and ConservationError if a settled sample
+        would change (it would train twice) or the law does not hold afterwards.
         """
         if step != self.last_step + 1:
             raise ValueError(f"step {step} cannot be committed after step {self.last_step}")
@@ -286,8 +286,12 @@ class PoolStore:
         rows = self._db.execute("SELECT id, settled_step FROM samples WHERE settled = 'trained'")
         return dict(rows.fetchall())
 
-    def _one(self, query: str, default=None):
-        row = self._db.execute(query).fetchone()
+    def mean_reward(self, issued_in: int) -> Optional[float]:
+        """Mean reward of the complete samples issued in one step; None if there are none."""
+        return self._one("SELECT avg(reward) FROM samples WHERE created_step = ?", parameters=(issued_in,))
+
+    def _one(self, query: str, default=None, parameters: Sequence = ()):
+        row = self._db.execute(query, parameters).fetchone()
         return default if row is None else row[0]
 
 

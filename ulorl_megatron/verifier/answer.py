@@ -12,7 +12,7 @@ _ANSWER_LINE = re.compile(
 
 
 def extract_answer(response: str) -> Optional[str]:
-    """The content of the last complete \\boxed{...}, else of the last "Answer: ..." line; None if there is neither.
+    """The content of the last complete \\boxed{...}, else of the last "Answer: ..." line, else None.
 
     Linear in the length of the response, whatever its braces.
     """

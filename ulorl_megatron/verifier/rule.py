@@ -10,6 +10,8 @@ from ulorl_megatron.verifier.worker import Unjudgeable, Worker, WorkerLost
 
 log = logging.getLogger(__name__)
 
+MATHEMATICS = "ulorl_megatron.verifier.mathematics"
+
 
 class RuleVerifier:
     """See Verifier. An answer whose worker hung or crashed is tried again in a new one, `retries` times.
@@ -17,9 +19,7 @@ class RuleVerifier:
     workers: processes. timeout_s: seconds for one answer. module: what the workers judge with (see Worker).
     """
 
-    def __init__(
-        self, *, workers: int, timeout_s: float, retries: int, module: str = "ulorl_megatron.verifier.mathematics"
-    ):
+    def __init__(self, *, workers: int, timeout_s: float, retries: int, module: str = MATHEMATICS):
         self._timeout_s = timeout_s
         self._retries = retries
         self._module = module
@@ -34,7 +34,7 @@ class RuleVerifier:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._verify, response, answer)
 
     def close(self) -> None:
-        """Kills the workers; an answer in progress first runs to its deadline. Nothing can be verified afterwards."""
+        """Kills the workers; an answer in progress first runs to its deadline."""
         self._closed = True
         self._threads.shutdown(cancel_futures=True)
         while not self._idle.empty():

@@ -1,7 +1,7 @@
 """Worker processes that judge answers, and can be killed.
 
-A judge may hang in native code, eat all memory or crash; none of that may reach the trainer, or turn into a silent 0
-(verl#5635, AReaL#1426). So each worker is a process of its own behind a pipe, with a deadline for each answer.
+A judge may hang in native code, eat all memory or crash; none of that may reach the trainer, or turn into a
+silent 0 (verl#5635, AReaL#1426). So each worker is a process behind a pipe, with a deadline for each answer.
 """
 
 import importlib
@@ -13,9 +13,10 @@ from multiprocessing.connection import Connection
 
 from ulorl_megatron.errors import UserError
 
-_START_TIMEOUT_S = 300.0  # importing and warming up Math-Verify takes 3 s, or many times that on a busy machine
+_START_TIMEOUT_S = 300.0  # loading Math-Verify takes 3 s, or many times that on a busy machine
 _ADDRESS_SPACE = 8 << 30
-_KILL_AFTER_S = 5.0
+_KILL_AFTER_S = 2.0
+_DYING_S = 5.0
 _READY = "ready"
 
 
@@ -61,7 +62,7 @@ class Worker:
                 raise WorkerLost(f"no reward after {timeout_s:g} s")
             reward = self._pipe.recv()
         except (EOFError, OSError) as error:
-            self.kill()
+            self._bury()
             raise WorkerLost(f"the worker died (exit code {self._process.exitcode})") from error
         if isinstance(reward, str):
             raise Unjudgeable(reward)
@@ -73,6 +74,11 @@ class Worker:
         self._process.join()
         self._pipe.close()
 
+    def _bury(self) -> None:
+        """kill() for a process that is about to end by itself, so that its own exit code is told."""
+        self._process.join(_DYING_S)
+        self.kill()
+
     def _wait_ready(self) -> None:
         begin = time.monotonic()
         try:
@@ -80,16 +86,16 @@ class Worker:
         except (EOFError, OSError):
             ready = False
         if not ready:
-            self.kill()
+            self._bury()
             raise UserError(
                 f"a verifier worker did not get ready: exit code {self._process.exitcode} after "
-                f"{time.monotonic() - begin:.0f} s; its error is above, on the terminal. Is math-verify installed?"
+                f"{time.monotonic() - begin:.0f} s; its error is above. Is math-verify installed?"
             )
         self._starting = False
 
 
 def _serve(pipe: Connection, module: str) -> None:
-    """The worker's main loop; ends with the pipe. An exception of the judge ends it too, and is seen as a crash."""
+    """The worker's main loop; ends with the pipe. An exception of the judge ends it too, as a crash."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends its workers itself
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     judging = importlib.import_module(module)
@@ -100,7 +106,7 @@ def _serve(pipe: Connection, module: str) -> None:
             response, answer, timeout_s = pipe.recv()
         except EOFError:
             return
-        # Nobody kills a hung worker once the trainer itself was killed, so the kernel does: no handler is set.
+        # If the trainer itself is killed nobody kills a hung worker, so the kernel does: no handler is set.
         signal.setitimer(signal.ITIMER_REAL, timeout_s + _KILL_AFTER_S)
         try:
             reward = judging.judge(response, answer)

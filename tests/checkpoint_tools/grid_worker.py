@@ -1,0 +1,106 @@
+"""One rank of `test_grid`: loads and saves one converted checkpoint at every layout that fits the number of
+ranks.
+
+Arguments: model kind, directory with hf/ and megatron/. Every layout must (1) load from megatron/ exactly the
+shards the map says, and (2) save what exports to exactly hf/.
+"""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from checkpoint_tools.convert import Options, megatron_to_hf
+from checkpoint_tools.sources import open_checkpoint
+from checkpoint_tools.verify import compare
+from ulorl_megatron.config.schema import ParallelConfig, PolicyConfig
+from ulorl_megatron.policy import parallel
+from ulorl_megatron.policy.model import build_chunks, transformer_config
+from ulorl_megatron.policy.weights import load_hf
+
+
+class Quiet:
+    def start(self, total_bytes: int, done_bytes: int) -> None: ...
+    def advance(self, count: int) -> None: ...
+
+
+def layouts(arch, world: int) -> list[ParallelConfig]:
+    grid = product((1, 2), (1, 2, 4), (1, 2), (1, 2), (1, 2))
+    sizes = [
+        ParallelConfig(tensor=tp, expert=ep, expert_tensor=etp, pipeline=pp, virtual_pipeline=vpp)
+        for tp, ep, etp, pp, vpp in grid
+        if pp > 1 or vpp == 1
+    ]
+    return [s for s in sizes if not list(parallel.faults(s, arch, world))]
+
+
+def state_of(models) -> dict:
+    """The models' sharded state, as a trainer saves it: a chunk a key when there are several."""
+    if len(models) == 1:
+        return {"model": models[0].sharded_state_dict()}
+    return {f"model{i}": model.sharded_state_dict() for i, model in enumerate(models)}
+
+
+def fill(models, value: float) -> None:
+    with torch.no_grad():
+        for model in models:
+            for parameter in model.parameters():
+                parameter.fill_(value)
+
+
+def check(root: Path, sizes: ParallelConfig, dtype: torch.dtype) -> None:
+    source = open_checkpoint(root / "hf")
+    mpu.destroy_model_parallel()
+    parallel.initialize(sizes, source.arch)
+    model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+    policy = PolicyConfig(parallel=sizes)
+    config = transformer_config(source.arch, policy, dtype)
+    expected = build_chunks(config, source.arch, policy.transformer_impl)
+    load_hf(expected, config, source.arch, str(root / "hf"))
+    models = build_chunks(config, source.arch, policy.transformer_impl)
+    fill(models, 9.0)
+    loaded = dist_checkpointing.load(state_of(models), str(root / "megatron"))
+    for i, model in enumerate(models):
+        model.load_state_dict(loaded["model" if len(models) == 1 else f"model{i}"])
+    for mine, theirs in zip(expected, models, strict=True):
+        for (name, a), (_, b) in zip(mine.named_parameters(), theirs.named_parameters(), strict=True):
+            assert torch.equal(a, b), f"{sizes}: {name} differs after loading"
+    saved = root / "saved"
+    if dist.get_rank() == 0:
+        shutil.rmtree(saved, ignore_errors=True)
+        saved.mkdir()
+    dist.barrier()
+    dist_checkpointing.save(state_of(expected), str(saved))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        exported = open_checkpoint(saved, root / "hf")
+        out = root / "exported"
+        megatron_to_hf(exported, out, Options(force=True), Quiet())
+        result = compare(open_checkpoint(out), source)
+        assert not result.differences, f"{sizes}: {result.differences[:3]}"
+        print(json.dumps(asdict(sizes)), flush=True)
+    dist.barrier()
+
+
+def main() -> None:
+    root, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    arch = open_checkpoint(root / "hf").arch
+    for sizes in layouts(arch, dist.get_world_size()):
+        check(root, sizes, dtype)
+    dist.destroy_process_group()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

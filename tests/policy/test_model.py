@@ -1,0 +1,141 @@
+"""Megatron's model against transformers', for the same weights."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from checkpoint_tools.architecture import Architecture
+from checkpoint_tools.hf_files import HFReader
+from tests.policy.support import (
+    assert_gradients_close,
+    hf_weights,
+    make_samples,
+    objective,
+    policy_config,
+    read_out_gradients,
+    reference,
+)
+from tests.tiny_models import tiny_model
+from ulorl_megatron.config.schema import ParallelConfig, Recompute, TransformerImpl
+from ulorl_megatron.errors import UserError
+from ulorl_megatron.policy import Policy
+from ulorl_megatron.policy.model import padded_vocab_size, transformer_config
+from ulorl_megatron.policy.packing import pack_lengths
+from ulorl_megatron.policy.parallel import faults
+
+KINDS = ["moe", "dense", "tied"]
+
+
+def logits(policy, sequences):
+    """[tokens, V] of the sequences in one pack."""
+    lengths = [len(s) for s in sequences]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    with torch.no_grad():
+        out = policy._models[0](
+            torch.cat(sequences)[None], positions, None, packed_seq_params=pack_lengths(lengths, torch.device("cpu"))
+        )
+    return out[0]
+
+
+def hf_logits(path, sequences):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        return torch.cat([model(input_ids=s[None]).logits[0] for s in sequences])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers(tiny, tmp_path, kind):
+    sequences = [s.tokens for s in make_samples(4)]
+    policy = Policy(policy_config(tiny(kind), tmp_path))
+    difference = logits(policy, sequences) - hf_logits(tiny(kind), sequences)
+    assert difference.abs().max() < 1e-5
+
+
+def test_yarn_logits_equal_transformers(tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+    path = tiny_model(tmp_path / "yarn", "moe", rope_parameters=scaling, max_position_embeddings=48)
+    sequences = [torch.arange(45), torch.arange(20)]
+    policy = Policy(policy_config(path, tmp_path / "run"))
+    expected = hf_logits(path, sequences)
+    assert (logits(policy, sequences) - expected).abs().max() < 1e-5
+    plain = tiny_model(tmp_path / "plain", "moe")
+    assert (hf_logits(plain, sequences) - expected).abs().max() > 1e-2  # scaling does something here
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_equal_transformers(tiny, tmp_path, kind):
+    """Through packing, schedule, head, loss and distributed optimizer."""
+    samples = make_samples()
+    config = policy_config(tiny(kind), tmp_path)
+    read_out_gradients(config)
+    policy = Policy(config)
+    before = hf_weights(policy)
+    policy.update(samples, objective())
+    after = hf_weights(policy)
+    gradients = {name: (before[name] - after[name]) / 1e3 for name in before}
+    assert_gradients_close(gradients, reference(tiny(kind), samples).gradients, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_is_what_was_loaded(tiny, tmp_path, kind):
+    reader = HFReader(tiny(kind))
+    exported = hf_weights(Policy(policy_config(tiny(kind), tmp_path)))
+    assert exported.keys() == reader.entries.keys()
+    assert all(torch.equal(tensor, reader.read(name)) for name, tensor in exported.items())
+
+
+def test_router_auxiliary_loss_of_the_model_does_not_leak_in(tiny, tmp_path):  # SkyRL#838, NeMo-RL#3169
+    path = tmp_path / "with_aux"
+    shutil.copytree(tiny(), path)
+    config = json.loads((path / "config.json").read_text())
+    assert config["router_aux_loss_coef"] > 0
+    config["router_aux_loss_coef"] = 1000.0
+    (path / "config.json").write_text(json.dumps(config))
+    stats = [Policy(policy_config(p, tmp_path)).update(make_samples(), objective()) for p in (tiny(), path)]
+    assert stats[0] == stats[1]
+    built = transformer_config(Architecture.from_hf(path), policy_config(path, tmp_path).policy, torch.float32)
+    assert built.moe_aux_loss_coeff == 0 and built.moe_router_load_balancing_type == "none"
+    assert built.moe_z_loss_coeff is None
+
+
+@pytest.mark.parametrize("recompute", [Recompute.selective, Recompute.full])
+def test_recomputation_changes_nothing(tiny, tmp_path, recompute):
+    config = policy_config(tiny(), tmp_path)
+    plain = Policy(config).update(make_samples(), objective())
+    config.policy.recompute = recompute
+    assert Policy(config).update(make_samples(), objective()).grad_norm == pytest.approx(plain.grad_norm, rel=1e-6)
+
+
+def test_layouts_that_cannot_work_say_why(tiny):
+    moe, dense = (Architecture.from_hf(tiny(kind)) for kind in ("moe", "dense"))
+    cases = {
+        "key-value heads": (moe, ParallelConfig(tensor=4), 4),
+        "layers": (moe, ParallelConfig(pipeline=4), 4),
+        "8 experts": (moe, ParallelConfig(expert=3), 3),
+        "does not divide 3 ranks": (moe, ParallelConfig(tensor=2), 3),
+        "expert x expert_tensor x pipeline = 4": (moe, ParallelConfig(expert=2, expert_tensor=2), 2),
+        "has no experts": (dense, ParallelConfig(expert=2), 2),
+    }
+    for reason, (arch, sizes, world) in cases.items():
+        assert any(reason in fault for fault in faults(sizes, arch, world)), reason
+    assert list(faults(ParallelConfig(tensor=2, expert=4, context=2), moe, 4)) == []
+
+
+def test_transformer_engine_is_asked_for_by_name(tiny, tmp_path):
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+
+    if HAVE_TE:
+        pytest.skip("Transformer Engine is installed")
+    config = policy_config(tiny(), tmp_path)
+    config.policy.transformer_impl = TransformerImpl.te
+    with pytest.raises(UserError, match="Transformer Engine is not installed"):
+        Policy(config)
+
+
+def test_the_vocabulary_is_padded_to_equal_shards(tiny):
+    arch = replace(Architecture.from_hf(tiny()), vocab_size=271)
+    assert [padded_vocab_size(arch, size) for size in (1, 2, 8)] == [271, 272, 272]

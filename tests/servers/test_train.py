@@ -1,0 +1,151 @@
+"""`ulorl train` as people run it: real Megatron-Core on two ranks, a real SGLang server, real kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ulorl_megatron.rollout.sample import Status
+from ulorl_megatron.rollout.store import PoolStore
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart_cpu"
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory):
+    """The quickstart's data and a model that solves some of it."""
+    folder = tmp_path_factory.mktemp("quickstart") / "task"
+    run_python(EXAMPLE / "make_task.py", folder)
+    run_python(
+        *(EXAMPLE / "warm_start.py", EXAMPLE / "config.yaml", "--steps", 120),
+        *("--model", folder / "model", "--data", folder / "warmstart.jsonl", "--out", folder / "warm"),
+    )
+    return folder
+
+
+def run_python(*arguments):
+    subprocess.run([sys.executable, *map(str, arguments)], check=True)
+
+
+def command(task, run, *overrides):
+    settings = {
+        "run.dir": run,
+        "model.path": task / "warm",
+        "data.train": task / "train.jsonl",
+        "data.eval": task / "heldout.jsonl",
+        "run.total_steps": 5,
+        "rollout.prompts_per_step": 16,
+        "evaluation.every": 0,
+    }
+    return [
+        *(sys.executable, "-m", "ulorl_megatron.cli", "train", str(EXAMPLE / "config.yaml")),
+        *(f"{key}={value}" for key, value in settings.items()),
+        *overrides,
+    ]
+
+
+def train(task, run, *overrides):
+    done = subprocess.run(command(task, run, *overrides), capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout, done.stderr
+
+
+def records(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_from_start_to_summary(task, tmp_path):
+    run = tmp_path / "run"
+    code, output, errors = train(
+        *(task, run, "evaluation.every=5", "evaluation.max_prompts=8", "evaluation.samples_per_prompt=2")
+    )
+    assert code == 0, errors
+    steps = [r for r in records(run) if "time/step" in r]
+    assert [r["step"] for r in steps] == [1, 2, 3, 4, 5]
+
+    # Trained, by more than one weight version, with trainer and server agreeing, at a ratio of exactly 1.
+    assert sum(r["train/samples"] for r in steps) > 0
+    assert sum(r["train/multi_version_samples"] for r in steps) > 0
+    updated = [r for r in steps if "train/loss" in r]
+    assert all(r["train/ratio_deviation"] == 0 for r in updated)
+    measured = [r["train/mismatch_mean"] for r in updated if "train/mismatch_mean" in r]
+    assert measured and max(measured) < 1e-4
+    assert any(r["train/staleness"] > 10 * r.get("train/mismatch_mean", 1) for r in updated)
+
+    # Conservation, from the pools themselves.
+    store = PoolStore(run / "pools.sqlite")
+    counts = store.check_conservation()
+    assert counts[Status.trained] == sum(r["train/samples"] for r in steps)
+    store.close()
+
+    # What people watch.
+    assert [r["step"] for r in records(run) if "eval/accuracy" in r] == [0, 5]
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("rollout/tokens")] == [1, 2, 3, 4, 5]
+    lines = output.splitlines()
+    assert sum(line.startswith("step ") and "tok/s" in line for line in lines) == 5
+    assert f"tensorboard --logdir {run / 'tensorboard'}" in lines[-1]
+    assert len(list((run / "weights").glob("step-*"))) == 2  # checkpoint.keep_weights
+
+    # The same command again has nothing to do, and changes nothing.
+    before = (run / "metrics.jsonl").read_text()
+    code, output, errors = train(
+        *(task, run, "evaluation.every=5", "evaluation.max_prompts=8", "evaluation.samples_per_prompt=2")
+    )
+    assert code == 0, errors
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_killed_at_any_moment_it_goes_on_from_the_last_finished_step(task, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(command(task, run), stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("step    2/5"):
+            break
+    time.sleep(0.7)  # somewhere in step 3
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 5  # two ranks, the server and its parts
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert psutil.wait_procs(family, timeout=15)[1] == []
+
+    pools = PoolStore(run / "pools.sqlite")
+    trained_before = pools.trained()
+    pools.close()
+    last = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
+    assert last >= 1
+
+    code, output, errors = train(task, run)
+    assert code == 0, errors
+    assert f"after step {last}" in output
+    assert [r["step"] for r in records(run)] == [1, 2, 3, 4, 5]
+    pools = PoolStore(run / "pools.sqlite")
+    trained = pools.trained()
+    # What trained up to the checkpoint stays as it was, and nothing trained twice (a sample has one training step).
+    assert {i: s for i, s in trained.items() if s <= last} == {
+        i: s for i, s in trained_before.items() if s <= last
+    }
+    assert pools.check_conservation()[Status.trained] == sum(r["train/samples"] for r in records(run))
+    pools.close()
+
+
+def test_engines_that_disagree_stop_the_run(task, tmp_path):
+    run = tmp_path / "run"
+    code, _, errors = train(task, run, "algorithm.max_engine_mismatch=1e-12")
+    assert code == 2
+    assert "trainer and servers disagree" in errors and "Traceback" not in errors
+    assert not (run / "checkpoints" / "latest").exists()
+
+
+def test_a_server_that_dies_at_start_shows_its_log(task, tmp_path):
+    code, _, errors = train(task, tmp_path / "run", "servers.extra_args=[--no-such-flag]")
+    assert code == 2
+    assert "--no-such-flag" in errors and "server-0.log" in errors and "Traceback (most" not in errors

@@ -1,0 +1,7 @@
+"""A judge that does not get ready."""
+
+import sys
+
+
+def warm_up() -> None:
+    sys.exit(5)

@@ -213,7 +213,7 @@ class ShardWriter:
             if self._missing[name] < 0:
                 raise CheckpointError(f"{self.path}: {name} is written twice.")
         if rows.numel():
-            begin = self._data + offset + first * (rows.nbytes // rows.shape[0])
+            begin = self._data + offset + first * torch.Size(shape[1:]).numel() * dtype.itemsize
             flat = rows.detach().cpu().contiguous().flatten().view(torch.uint8)
             _write_exactly(self._descriptor, memoryview(flat.numpy()), begin)
 

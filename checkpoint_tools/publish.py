@@ -66,7 +66,7 @@ class Staging:
         self._journal.seek(0)
         lines = [json.loads(line) for line in self._journal if line.endswith("\n")]
         if lines and lines[0] != job:
-            if not force:
+            if len(lines) > 1 and not force:  # otherwise nothing would be lost
                 self._journal.close()
                 raise CheckpointError(
                     f"{self.path}: left by an interrupted conversion of something else, or the source has"

@@ -54,11 +54,12 @@ def _train(arguments: argparse.Namespace) -> int:
         command = ["-m", "ulorl_megatron.cli", "train", arguments.config, *arguments.overrides]
         return start_ranks(command, config.run.processes, logs)
 
+    logs.mkdir(parents=True, exist_ok=True)
+    log_to_file(logs / f"trainer-{os.environ['RANK']}.log")  # before the imports below, which warn of much
+
     from ulorl_megatron.launch import FOLLOWER_EXIT, FirstRankFailed, Ranks
     from ulorl_megatron.train import train
 
-    logs.mkdir(parents=True, exist_ok=True)
-    log_to_file(logs / f"trainer-{os.environ['RANK']}.log")
     ranks = Ranks()
     try:
         train(config, ranks)

@@ -93,6 +93,10 @@ class Generation:
         reward = self._store.mean_reward(issued_in=step - self._config.rollout.segment_count + 1)
         return self._metrics if reward is None else self._metrics | {"reward/issued": reward}
 
+    def forget(self, step: int) -> None:
+        """Drops the tokens of samples settled by `step`: no checkpoint is left that would need them again."""
+        self._store.forget(step)
+
     def evaluate(self) -> Dict[str, float]:
         """avg@k of the weights the servers hold, on data.eval, as metrics."""
         result = self._runner.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))

@@ -45,7 +45,7 @@ def train(config: Config, ranks: Ranks) -> None:
                     monitor.evaluation(step, generation.evaluate())
             if is_due(config.checkpoint.every, step, last):
                 with clock("checkpoint"):
-                    policy.save(step)
+                    generation.forget(policy.save(step))
         monitor.summary()
 
 

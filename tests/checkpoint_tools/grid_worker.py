@@ -6,7 +6,6 @@ shards the map says, and (2) save what exports to exactly hf/.
 """
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -19,18 +18,13 @@ from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from checkpoint_tools.convert import Options, megatron_to_hf
 from checkpoint_tools.sources import open_checkpoint
 from checkpoint_tools.verify import compare
+from tests.checkpoint_tools.support import to_hf
 from ulorl_megatron.config.schema import ParallelConfig, PolicyConfig
 from ulorl_megatron.policy import parallel
 from ulorl_megatron.policy.model import build_chunks, transformer_config
 from ulorl_megatron.policy.weights import load_hf
-
-
-class Quiet:
-    def start(self, total_bytes: int, done_bytes: int) -> None: ...
-    def advance(self, count: int) -> None: ...
 
 
 def layouts(arch, world: int) -> list[ParallelConfig]:
@@ -57,13 +51,13 @@ def fill(models, value: float) -> None:
                 parameter.fill_(value)
 
 
-def check(root: Path, sizes: ParallelConfig, dtype: torch.dtype) -> None:
+def check(root: Path, sizes: ParallelConfig) -> None:
     source = open_checkpoint(root / "hf")
     mpu.destroy_model_parallel()
     parallel.initialize(sizes, source.arch)
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     policy = PolicyConfig(parallel=sizes)
-    config = transformer_config(source.arch, policy, dtype)
+    config = transformer_config(source.arch, policy, torch.float32)
     expected = build_chunks(config, source.arch, policy.transformer_impl)
     load_hf(expected, config, source.arch, str(root / "hf"))
     models = build_chunks(config, source.arch, policy.transformer_impl)
@@ -82,24 +76,21 @@ def check(root: Path, sizes: ParallelConfig, dtype: torch.dtype) -> None:
     dist_checkpointing.save(state_of(expected), str(saved))
     dist.barrier()
     if dist.get_rank() == 0:
-        exported = open_checkpoint(saved, root / "hf")
-        out = root / "exported"
-        megatron_to_hf(exported, out, Options(force=True), Quiet())
-        result = compare(open_checkpoint(out), source)
+        exported = to_hf(saved, root / "exported", root / "hf", force=True)
+        result = compare(open_checkpoint(exported), source)
         assert not result.differences, f"{sizes}: {result.differences[:3]}"
         print(json.dumps(asdict(sizes)), flush=True)
     dist.barrier()
 
 
 def main() -> None:
-    root, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+    root = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     arch = open_checkpoint(root / "hf").arch
     for sizes in layouts(arch, dist.get_world_size()):
-        check(root, sizes, dtype)
+        check(root, sizes)
     dist.destroy_process_group()
-    os._exit(0)
 
 
 if __name__ == "__main__":

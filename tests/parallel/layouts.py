@@ -58,7 +58,6 @@ CASES = {
 RESUMED = [
     ("moe", dict(expert=2), dict(tensor=2, expert=2)),
     ("deep", dict(pipeline=2, virtual_pipeline=2), dict(pipeline=2, virtual_pipeline=2)),
-    ("deep", dict(pipeline=2, virtual_pipeline=2), dict(tensor=2)),
 ]
 
 

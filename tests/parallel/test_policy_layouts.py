@@ -1,11 +1,14 @@
 """Every layout, over gloo ranks and Megatron's real schedules, against one process."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.parallel.layouts import CASES, MODELS, RESUMED, Case, compute, make_models
 from tests.policy.support import assert_gradients_close
+from ulorl_megatron.errors import UserError
 from ulorl_megatron.launch.local import start_ranks
 
 EVERY = [pytest.param(world, case, id=f"{world}-{case.name}") for world, cases in CASES.items() for case in cases]
@@ -28,13 +31,27 @@ def expected(models, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launched(request, models, tmp_path_factory):
-    """What each of request.param ranks computed, from one launch for all cases of that size."""
-    world = request.param
-    output = tmp_path_factory.mktemp(f"ranks{world}")
-    code = start_ranks(["-m", "tests.parallel.policy_worker", str(models), str(output)], world, output)
-    assert code == 0
-    return [torch.load(output / f"{rank}.pt") for rank in range(world)]
+def launches(models, tmp_path_factory):
+    """launches(world) -> what each rank computed, from one launch for all cases of that size, failed or not."""
+
+    @cache
+    def results(world):
+        output = tmp_path_factory.mktemp(f"ranks{world}-")
+        command = ["-m", "tests.parallel.policy_worker", str(models), str(output)]
+        try:
+            code = start_ranks(command, world, output)
+        except UserError as error:
+            return str(error)
+        return code or [torch.load(output / f"{rank}.pt") for rank in range(world)]
+
+    return results
+
+
+@pytest.fixture
+def launched(request, launches):
+    results = launches(request.param)
+    assert isinstance(results, list), f"the ranks failed: {results}"
+    return results
 
 
 def whole(results, case, what):

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from checkpoint_tools.architecture import Architecture
+from checkpoint_tools.errors import CheckpointError
 from checkpoint_tools.hf_files import HFReader
 from tests.policy.support import (
     assert_gradients_close,
@@ -86,6 +88,24 @@ def test_export_is_what_was_loaded(tiny, tmp_path, kind):
     exported = hf_weights(Policy(policy_config(tiny(kind), tmp_path)))
     assert exported.keys() == reader.entries.keys()
     assert all(torch.equal(tensor, reader.read(name)) for name, tensor in exported.items())
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "model.norm.weight is missing"),
+        (lambda tensors: tensors.update(stray=torch.zeros(1)), "stray .* belongs to no qwen3_moe parameter"),
+        (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}), r"model.norm.weight: shape \[3\]"),
+    ],
+)
+def test_every_tensor_is_read_once_or_the_load_stops(tiny, tmp_path, change, message):
+    path = tmp_path / "faulty"
+    shutil.copytree(tiny(), path)
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        Policy(policy_config(path, tmp_path))
 
 
 def test_router_auxiliary_loss_of_the_model_does_not_leak_in(tiny, tmp_path):  # SkyRL#838, NeMo-RL#3169

@@ -7,7 +7,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
@@ -15,6 +15,7 @@ from megatron.core import dist_checkpointing
 from ulorl_megatron.errors import UserError
 
 _POINTER = "latest"
+_PREFIX = "step-"
 
 
 class Checkpoints:
@@ -24,9 +25,12 @@ class Checkpoints:
         self._directory = directory
         self._keep_last = keep_last
 
-    def save(self, step: int, state: Dict[str, Any]) -> None:
-        """Collective. Killed at any moment, the previous checkpoint stays the latest until this one is complete."""
-        name = f"step-{step:06d}"
+    def save(self, step: int, state: Dict[str, Any]) -> int:
+        """Collective; returns the step of the oldest checkpoint that stays, the one a resume could go back to.
+
+        Killed at any moment, the previous checkpoint stays the latest until this one is complete.
+        """
+        name = f"{_PREFIX}{step:06d}"
         partial = self._directory / f".{name}.partial"
         first = dist.get_rank() == 0
         if first:
@@ -45,9 +49,10 @@ class Checkpoints:
             partial.rename(complete)
             _sync(self._directory)
             self._point_to(name)
-            for old in sorted(self._directory.glob("step-*"))[: -self._keep_last]:
+            for old in self._complete()[: -self._keep_last]:
                 shutil.rmtree(old)
         dist.barrier()
+        return int(self._complete()[0].name.removeprefix(_PREFIX))
 
     def latest(self) -> Optional[Path]:
         """The checkpoint to resume from; None before the first. Raises UserError if the pointer leads nowhere."""
@@ -61,6 +66,9 @@ class Checkpoints:
                 f"checkpoint of {self._directory} into it, or remove it to start from the model"
             )
         return path
+
+    def _complete(self) -> List[Path]:
+        return sorted(self._directory.glob(f"{_PREFIX}*"))
 
     def _point_to(self, name: str) -> None:
         temporary = self._directory / f".{_POINTER}"

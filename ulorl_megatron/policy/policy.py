@@ -164,9 +164,12 @@ class Policy:
         """
         return export_hf(self._models, self._megatron, self._arch)
 
-    def save(self, step: int) -> None:
-        """Write a checkpoint of this step under <run.dir>/checkpoints, and drop those beyond checkpoint.keep_last."""
-        self._checkpoints.save(step, self._state(loading=False) | {"step": step, "updates": self._updates})
+    def save(self, step: int) -> int:
+        """Write a checkpoint of this step under <run.dir>/checkpoints, and drop those beyond checkpoint.keep_last.
+
+        Returns the step of the oldest one that is left.
+        """
+        return self._checkpoints.save(step, self._state(loading=False) | {"step": step, "updates": self._updates})
 
     def load_latest(self) -> Optional[int]:
         """Resume from the latest checkpoint; returns its step, or None (and nothing changed) if there is none."""

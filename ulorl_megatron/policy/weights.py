@@ -12,6 +12,7 @@ from torch import Tensor
 
 from checkpoint_tools import layouts
 from checkpoint_tools.architecture import Architecture
+from checkpoint_tools.errors import CheckpointError
 from checkpoint_tools.hf_files import HFReader
 from checkpoint_tools.name_map import Weight, by_name, canonical_name
 
@@ -32,12 +33,17 @@ def local_parameters(
 def load_hf(models: List[GPTModel], config: TransformerConfig, arch: Architecture, path: str) -> None:
     """Fill every parameter of `models` from the HF directory `path`; each rank reads what it holds.
 
-    Raises CheckpointError for missing, misshapen or unreadable tensors.
+    Raises CheckpointError for missing, misshapen or unreadable tensors, and for one that no parameter is made of.
     """
     table = by_name(arch)
-    if arch.tie_embeddings:  # the last pipeline stage has a copy of its own
+    known = {hf for weight in table.values() for hf in weight.hf}
+    if arch.tie_embeddings:
+        known.add("lm_head.weight")  # some files hold the tied tensor under both names
+        # The last pipeline stage has a copy of its own.
         table["output_layer.weight"] = table["embedding.word_embeddings.weight"]
     reader = HFReader(path)
+    if unread := reader.entries.keys() - known:  # Megatron-LM#5844, Megatron-Bridge#3740
+        raise CheckpointError(f"{path}: {min(unread)} ({len(unread)} such) belongs to no {arch.model_type} parameter")
     for name, parameter in local_parameters(models, config, arch):
         weight = table[name]
         full = layouts.to_megatron(weight, arch, [reader.read(hf) for hf in weight.hf])

@@ -113,7 +113,7 @@ def main() -> None:
             took, cpu, peak = measured(command)
             seconds[name].append(took)
             print(
-                f"{name:<16}{took:7.2f} s  {nbytes / took / 1e9:5.2f} GB/s  peak memory {peak:.2f} GB",
+                f"{name:<16}{took:7.2f} s  {nbytes / took / 1e9:5.2f} GB/s  CPU {cpu:5.1f} s  peak {peak:.2f} GB",
                 flush=True,
             )
     equal = subprocess.run([*tool, "verify", str(hf), str(back)], check=False).returncode == 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -153,12 +154,30 @@ def megatron_to_hf(source: TorchDistSource, out: Path, options: Options, progres
 
     try:
         with _disk_full_is_an_error(out):
-            _run(options.workers, write, [w for w in source.weights if not wanted.isdisjoint(w.hf)])
+            _run(options.workers, write, _by_turns(source.weights, todo, options.workers))
             _finish_hf(source, staging, options, files)
             staging.publish()
     finally:
         shards.discard()
         staging.close()
+
+
+def _by_turns(weights: Sequence[Weight], files: Sequence[OutputFile], workers: int) -> list[Weight]:
+    """The weights with tensors in `files`, in an order in which as many files as workers grow at a time.
+
+    Two threads that write to one file wait for each other.
+    """
+    number = {name: i for i, file in enumerate(files) for name, _, _ in file.items}
+    queues: list[list[Weight]] = [[] for _ in files]
+    for weight in weights:
+        numbers = [number[name] for name in weight.hf if name in number]
+        if numbers:
+            queues[numbers[0]].append(weight)
+    order = []
+    for first in range(0, len(queues), workers):
+        turns = zip_longest(*queues[first : first + workers])
+        order.extend(weight for turn in turns for weight in turn if weight is not None)
+    return order
 
 
 class _OpenShards:
@@ -245,7 +264,7 @@ def _cast(
 
 def _run(workers: int, work: Callable[[Any], None], items: Sequence[Any]) -> None:
     """work(item) for every item on `workers` threads; the first error stops the rest."""
-    pool = ThreadPoolExecutor(workers)
+    pool = ThreadPoolExecutor(workers + 1)  # one more: there is always one that waits for the disk
     try:
         for future in as_completed([pool.submit(work, item) for item in items]):
             future.result()

@@ -16,7 +16,7 @@ from checkpoint_tools.name_map import Layout, Weight
 from checkpoint_tools.sources import Block, row_blocks
 
 CERTIFICATE_NAME = "conversion.json"
-_MAX_INDEXED = 16 * 2**20  # elements; layouts move whole rows, so that of a larger weight 8 columns are enough
+_MAX_INDEXED = 4 * 2**20  # elements; layouts move whole rows, so that of a larger weight 8 columns are enough
 _COLUMNS = 8
 
 

@@ -65,7 +65,7 @@ def test_verify_says_where_they_differ(pristine, tmp_path, capsys):
     code, out, _ = run(capsys, "verify", pristine("dense"), tmp_path / "bf16")
     assert code == 1
     assert out.startswith("different: 25 of 25 tensors\n")
-    assert "  model.norm.weight: dtype torch.float32 against torch.bfloat16" in out and "  and 5 more" in out
+    assert "  model.embed_tokens.weight: dtype torch.float32 against torch.bfloat16" in out and "  and 5 more" in out
     code, _, err = run(capsys, "verify", pristine("dense"), pristine("moe"))
     assert code == 2 and "are different models" in err
 

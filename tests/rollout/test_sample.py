@@ -8,9 +8,7 @@ def fresh() -> Sample:
 
 
 def segment(tokens=2, log_probs=None, versions=None) -> Segment:
-    return Segment(
-        1, [5] * tokens, [-1.0] * tokens if log_probs is None else log_probs, versions or [0] * tokens
-    )
+    return Segment(1, [5] * tokens, [-1.0] * tokens if log_probs is None else log_probs, versions or [0] * tokens)
 
 
 @pytest.mark.parametrize(

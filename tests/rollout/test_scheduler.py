@@ -185,9 +185,7 @@ def test_what_is_fatal_stops_the_step():
 
 def test_evaluation_decodes_whole_responses_in_segments():
     pool = ScriptedPool([("length", 1.0), ("eos", 0.5)])
-    ((one,),) = asyncio.run(
-        SegmentRollout(pool, config()).sample_to_end([PROMPT], 1, Sampling(0.85, 0.95, 20))
-    )
+    ((one,),) = asyncio.run(SegmentRollout(pool, config()).sample_to_end([PROMPT], 1, Sampling(0.85, 0.95, 20)))
     assert one.finish is Finish.eos and one.tokens == list(range(24))
     assert pool.calls == [(0, 16), (16, 16)]
 
@@ -201,6 +199,4 @@ def test_evaluation_gives_n_of_each_and_never_passes_the_cap():
 
 def test_evaluation_over_fewer_responses_is_an_error():
     with pytest.raises(RequestFailed):
-        asyncio.run(
-            SegmentRollout(ScriptedPool([("fail", 1)]), config()).sample_to_end([PROMPT], 1, Sampling(1))
-        )
+        asyncio.run(SegmentRollout(ScriptedPool([("fail", 1)]), config()).sample_to_end([PROMPT], 1, Sampling(1)))

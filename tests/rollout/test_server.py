@@ -134,9 +134,7 @@ def test_kill_9_of_the_trainer_takes_its_server_along(tmp_path):
         print(server.pid, flush=True)
         time.sleep(600)
     """
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
-    )
+    trainer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     pid = int(trainer.stdout.readline())
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.wait()

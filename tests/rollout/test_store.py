@@ -23,9 +23,7 @@ def path(tmp_path):
 
 
 def sample(id: int, step: int = 1) -> Sample:
-    return Sample(
-        id, group_id=id // 2, prompt_index=id, prompt_tokens=[7, 8, id], answer=str(id), created_step=step
-    )
+    return Sample(id, group_id=id // 2, prompt_index=id, prompt_tokens=[7, 8, id], answer=str(id), created_step=step)
 
 
 def grow(sample: Sample, step: int, *, finished: bool = False) -> Sample:

@@ -85,9 +85,7 @@ class Client:
         """
         outside = next((i for i in input_ids if not 0 <= i < self.model.vocab_size), None)
         if outside is not None or not input_ids:
-            raise ValueError(
-                f"input_ids: id {outside} of {len(input_ids)} is not in [0, {self.model.vocab_size})"
-            )
+            raise ValueError(f"input_ids: id {outside} of {len(input_ids)} is not in [0, {self.model.vocab_size})")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: {max_new_tokens} is below 1")
         rid = uuid.uuid4().hex
@@ -109,9 +107,7 @@ class Client:
             answer = await self._post("/generate", payload, timeout_s)
         except TimeoutError as error:
             await self.abort(rid)
-            raise RequestError(
-                f"{self.url}: request {rid} was not answered within {timeout_s:g} s"
-            ) from error
+            raise RequestError(f"{self.url}: request {rid} was not answered within {timeout_s:g} s") from error
         try:
             generation = parse_generation(answer, max_new_tokens)
         except (LookupError, TypeError, ValueError) as error:
@@ -206,9 +202,7 @@ class Client:
         if self._session is None:
             # No limit: the server queues. No keep-alive: it closes idle connections under our next request.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None)
-            )
+            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         return self._session
 
 

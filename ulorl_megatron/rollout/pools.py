@@ -128,9 +128,7 @@ class Pools:
         stored = {status: counts[status] for status in held}
         if held != stored:
             raise ConservationError(f"in memory {held}, in {self.store.path} {stored}")
-        self._groups = {
-            i: [_slim(s) for s in group] for i, group in self._groups.items() if any(map(_live, group))
-        }
+        self._groups = {i: [_slim(s) for s in group] for i, group in self._groups.items() if any(map(_live, group))}
         return counts
 
 

@@ -79,17 +79,14 @@ class Sample:
         n = len(segment.tokens)
         if len(segment.log_probs) != n or len(segment.versions) != n:
             raise ValueError(
-                f"sample {self.id}: {n} tokens, {len(segment.log_probs)} log-probs, "
-                f"{len(segment.versions)} versions"
+                f"sample {self.id}: {n} tokens, {len(segment.log_probs)} log-probs, {len(segment.versions)} versions"
             )
         if any(p is None for p in segment.log_probs):
             raise ValueError(f"sample {self.id}: a token of the segment has no log-prob")
         if self.complete:
             raise ValueError(f"sample {self.id} is complete and cannot grow")
         if self.length + n > global_max_length:
-            raise ValueError(
-                f"sample {self.id}: {self.length} + {n} tokens pass the cap of {global_max_length}"
-            )
+            raise ValueError(f"sample {self.id}: {self.length} + {n} tokens pass the cap of {global_max_length}")
         self.segments.append(segment)
         self.finished = finished
         self.truncated = not finished and self.length == global_max_length

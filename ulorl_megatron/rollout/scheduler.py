@@ -73,9 +73,7 @@ class SegmentRollout:
         stats.unfinished = sum(sample.status is Status.unfinished for sample in samples)
         return stats
 
-    async def _advance(
-        self, step: int, sample: Sample, verify: Verify, stats: RolloutStats, begin: float
-    ) -> None:
+    async def _advance(self, step: int, sample: Sample, verify: Verify, stats: RolloutStats, begin: float) -> None:
         budget = min(self._segment_length, self._global_max_length - sample.length)
         input_ids = sample.prompt_tokens + sample.tokens
         grown = await self._decode(input_ids, self._sampling, budget, stats)
@@ -101,9 +99,7 @@ class SegmentRollout:
                 sample.status = Status.failed
                 sample.settled_step = step
 
-    async def _decode(
-        self, input_ids: List[int], sampling: Sampling, budget: int, stats: RolloutStats
-    ) -> Generation:
+    async def _decode(self, input_ids: List[int], sampling: Sampling, budget: int, stats: RolloutStats) -> Generation:
         """`budget` tokens, or fewer with EOS, or what there is when the requests failed (finish: aborted).
 
         An answer cut short by the server keeps its tokens and the rest is asked again (sglang#11673, #19881).
@@ -132,9 +128,7 @@ class SegmentRollout:
         stats.failed_requests += 1
         return Generation(tokens, log_probs, versions, Finish.aborted, "every try failed")
 
-    async def sample_to_end(
-        self, prompts: Sequence[List[int]], n: int, sampling: Sampling
-    ) -> List[List[Generation]]:
+    async def sample_to_end(self, prompts: Sequence[List[int]], n: int, sampling: Sampling) -> List[List[Generation]]:
         """n whole responses of each prompt (ids), for evaluation: n of EOS or global_max_length tokens each.
 
         Decoded segment by segment too, so that each request keeps its deadline. Raises RequestFailed if one
@@ -144,8 +138,7 @@ class SegmentRollout:
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    [tasks.create_task(self._to_end(prompt, sampling, stats)) for _ in range(n)]
-                    for prompt in prompts
+                    [tasks.create_task(self._to_end(prompt, sampling, stats)) for _ in range(n)] for prompt in prompts
                 ]
         except ExceptionGroup as errors:
             raise _first(errors) from errors

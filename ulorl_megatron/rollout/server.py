@@ -50,9 +50,7 @@ def choose_ports(first: int, count: int) -> List[int]:
     for _ in range(_PORT_DRAWS):
         with suppress(UserError):
             return _hold(random.SystemRandom().randrange(*_FREE_PORTS, count), count)
-    raise UserError(
-        f"servers.port: no {count} neighbouring free ports in {_FREE_PORTS}; set servers.port yourself"
-    )
+    raise UserError(f"servers.port: no {count} neighbouring free ports in {_FREE_PORTS}; set servers.port yourself")
 
 
 def _hold(first: int, count: int) -> List[int]:
@@ -90,9 +88,7 @@ def command(config: Config, index: int, port: int) -> List[str]:
 
 def environment() -> Dict[str, str]:
     """This process's environment without what makes it a rank; on a CPU with the stand-ins."""
-    env = {
-        k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES and not k.startswith("TORCHELASTIC_")
-    }
+    env = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES and not k.startswith("TORCHELASTIC_")}
     if not torch.cuda.is_available():
         env.update(cpu.environment())
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(cpu.STUBS), env.get("PYTHONPATH")]))

@@ -162,16 +162,12 @@ class ServerPool:
 
     def _choose(self, avoid: List[Member]) -> Member:
         """The usable server with the fewest outstanding tokens, those to avoid only if there is no other."""
-        usable = [
-            m for m in self.members if m.version == self.version and (m.process is None or m.process.alive())
-        ]
+        usable = [m for m in self.members if m.version == self.version and (m.process is None or m.process.alive())]
         if not usable:
             for member in self.members:
                 if member.process is not None:
                     member.process.check_alive()
-            raise UserError(
-                f"no server holds weight version {self.version}; see logs/server-*.log and restart the run"
-            )
+            raise UserError(f"no server holds weight version {self.version}; see logs/server-*.log and restart the run")
         fresh = [m for m in usable if m not in avoid]
         return min(fresh or usable, key=lambda m: m.outstanding)
 

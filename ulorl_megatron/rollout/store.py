@@ -75,9 +75,7 @@ class PoolStore:
             ) from error
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise UserError(
-                f"{path} is not a pool file ({error}); restore it, or take another run.dir"
-            ) from error
+            raise UserError(f"{path} is not a pool file ({error}); restore it, or take another run.dir") from error
         (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if found != str(_FORMAT):
             self._db.close()
@@ -114,9 +112,7 @@ class PoolStore:
         )
         found = dict(rows.fetchall())
         if "unrewarded" in found:
-            raise ConservationError(
-                f"{found['unrewarded']} complete samples have neither a reward nor a failure"
-            )
+            raise ConservationError(f"{found['unrewarded']} complete samples have neither a reward nor a failure")
         return {status: found.get(status.value, 0) for status in Status}
 
     def check_conservation(self) -> Dict[Status, int]:
@@ -189,9 +185,7 @@ class PoolStore:
             ),
         ).rowcount
         if changed != 1:
-            raise ConservationError(
-                f"sample {sample.id} ({sample.status.value}) was settled before, or never issued"
-            )
+            raise ConservationError(f"sample {sample.id} ({sample.status.value}) was settled before, or never issued")
 
     def load(self) -> List[Sample]:
         """All samples of the groups that have an unfinished or a waiting one, in order of id.
@@ -242,9 +236,7 @@ class PoolStore:
             (sample_id,),
         )
         return [
-            Segment(
-                step, _unpack(tokens, np.int32), _unpack(log_probs, np.float32), _unpack(versions, np.int32)
-            )
+            Segment(step, _unpack(tokens, np.int32), _unpack(log_probs, np.float32), _unpack(versions, np.int32))
             for step, tokens, log_probs, versions in rows
         ]
 
@@ -261,8 +253,7 @@ class PoolStore:
             "DELETE FROM segments WHERE step > ?",
             "DELETE FROM samples WHERE created_step > ?",
             "UPDATE samples SET settled = NULL, settled_step = NULL WHERE settled_step > ?",
-            "UPDATE samples SET completed_step = NULL, finished = NULL, reward = NULL "
-            "WHERE completed_step > ?",
+            "UPDATE samples SET completed_step = NULL, finished = NULL, reward = NULL WHERE completed_step > ?",
             "DELETE FROM steps WHERE step > ?",
         ):
             self._db.execute(statement, (step,))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
+from checkpoint_tools.errors import CheckpointError
 from ulorl_megatron import config as configuration
 from ulorl_megatron.errors import UserError
 
@@ -79,11 +80,11 @@ def log_to_file(file: Path) -> None:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Runs one command; a UserError becomes "error: ..." and exit code 2, anything else keeps its traceback."""
+    """Runs one command. What a person can mend becomes "error: ..." and exit code 2; the rest keeps its traceback."""
     arguments = _parser().parse_args(argv)
     try:
         return arguments.function(arguments)
-    except UserError as error:
+    except (UserError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from checkpoint_tools.name_map import Weight, checkpoint_size, extra_state_keys
 from checkpoint_tools.proof import CERTIFICATE_NAME, TensorHashes, certificate, megatron_blocks
 from checkpoint_tools.publish import Staging, write_json
 from checkpoint_tools.sources import HF_FILES, HFSource, Source, TorchDistSource
-from checkpoint_tools.torch_dist import Chunk, PartWriter, without_crc32, write_metadata
+from checkpoint_tools.torch_dist import Chunk, PartWriter, write_metadata
 
 PART_BYTES = 256 * 2**20  # of a .distcp file: what one thread writes at a time, and what an interruption costs
 SHARD_BYTES = 5 * 10**9
@@ -113,8 +113,7 @@ def hf_to_megatron(source: HFSource, out: Path, options: Options, progress: Prog
 
     try:
         with _disk_full_is_an_error(out):
-            with without_crc32():
-                _run(options.workers, write, [file for file in files if file.name not in staging.done])
+            _run(options.workers, write, [file for file in files if file.name not in staging.done])
             _finish_torch_dist(source, staging, options, files)
             staging.publish()
     finally:

@@ -12,8 +12,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -254,17 +253,6 @@ def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
     return chunk.begin + stored.header_offset + 30 + name_length + extra_length + start
 
 
-@contextmanager
-def without_crc32() -> Iterator[None]:
-    """Saving skips the CRC-32 of each record: torch.load never checks it, and it costs more than the copying."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
-
-
 class PartWriter:
     """Writes one .distcp file; the file gets its name at finish(), after fsync."""
 
@@ -279,6 +267,7 @@ class PartWriter:
         if tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensor = tensor.clone()  # torch.save writes the whole storage
         begin = self._file.tell()
+        torch.serialization.set_crc32_options(False)  # this thread's; torch.load never checks it
         torch.save(tensor, self._file)
         length = self._file.tell() - begin
         self.chunks.append(Chunk(key, offsets, tuple(tensor.shape), self.path.name, begin, length))

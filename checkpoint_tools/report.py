@@ -115,7 +115,8 @@ def inspect_lines(directory: Path, config: Path | None, *, tensors: bool) -> Ite
         kind = "torch_dist (Megatron-Core)"
         reader = TorchDistReader(directory)
         table = [(key, dtype, size, "") for key, (dtype, size) in reader.tensors.items()]
-        iteration = reader.common_state().get("iteration")
+        common = reader.common_state()
+        iteration = common.get("iteration", common.get("step"))  # Megatron-LM's word, and this trainer's
     else:
         kind = "HF safetensors"
         table = [(e.name, e.dtype, e.shape, e.file.name) for e in HFReader(directory).entries.values()]

@@ -225,6 +225,18 @@ class _LayoutUnpickler(pickle.Unpickler):
         return None
 
 
+_CORRUPT = (zipfile.BadZipFile, pickle.UnpicklingError, struct.error, LookupError, ValueError, TypeError, EOFError)
+
+
+def _record(view: io.BufferedReader, member: zipfile.ZipInfo) -> int:
+    """Where in the archive the content of a member starts. Its CRC-32 is not looked at: it may be absent."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise zipfile.BadZipFile("compressed")
+    view.seek(member.header_offset + 26)
+    name_length, extra_length = struct.unpack("<HH", view.read(4))
+    return member.header_offset + 30 + name_length + extra_length
+
+
 def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
     """The byte in the file at which the chunk's elements start, in C order."""
     nbytes = torch.Size(chunk.sizes).numel() * dtype.itemsize
@@ -233,11 +245,11 @@ def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
             view = io.BufferedReader(_Slice(file, chunk.begin, chunk.length), 4096)
             with zipfile.ZipFile(view) as archive:
                 members = {info.filename.split("/", 1)[1]: info for info in archive.infolist()}
-                stored = members["data/0"]
-                offset, size, stride = _LayoutUnpickler(archive.open(members["data.pkl"])).load()
-            view.seek(stored.header_offset + 26)
-            name_length, extra_length = struct.unpack("<HH", view.read(4))
-    except (zipfile.BadZipFile, KeyError, IndexError, pickle.UnpicklingError, struct.error) as error:
+            stored, layout = members["data/0"], members["data.pkl"]
+            view.seek(_record(view, layout))
+            offset, size, stride = _LayoutUnpickler(io.BytesIO(view.read(layout.file_size))).load()
+            data = _record(view, stored)
+    except _CORRUPT as error:
         raise CheckpointError(
             f"{path}: corrupt at byte {chunk.begin}, {chunk.key} {list(chunk.offsets)} ({error})."
             " Copy the checkpoint again."
@@ -248,9 +260,9 @@ def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
             f"{path}: {chunk.key} {list(chunk.offsets)}: stored as {list(size)}, stride {list(stride)}."
         )
     start = offset * dtype.itemsize
-    if stored.compress_type != zipfile.ZIP_STORED or stored.file_size < start + nbytes:
+    if stored.file_size < start + nbytes:
         raise CheckpointError(f"{path}: corrupt: {chunk.key} {list(chunk.offsets)} has {stored.file_size} bytes.")
-    return chunk.begin + stored.header_offset + 30 + name_length + extra_length + start
+    return chunk.begin + data + start
 
 
 class PartWriter:

@@ -1,7 +1,11 @@
 import errno
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +21,8 @@ from checkpoint_tools.sources import open_checkpoint
 from checkpoint_tools.torch_dist import TorchDistReader
 from checkpoint_tools.verify import compare
 from tests.checkpoint_tools.support import Quiet, assert_bit_equal, edit_weights, tensors, to_hf, to_megatron
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -125,6 +131,32 @@ def test_an_interrupted_conversion_goes_on(pristine, tmp_path, small_files, monk
     assert all((tmp_path / "m" / name).stat().st_ino == inode for name, inode in done.items())
     assert not partial.exists()
     assert_bit_equal(tensors(to_hf(tmp_path / "m", tmp_path / "back")), tensors(pristine("moe")))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from checkpoint_tools import convert, torch_dist
+from tests.checkpoint_tools.support import to_megatron
+convert.PART_BYTES = 100_000
+put, calls = torch_dist.PartWriter.put, []
+def kill(*args):
+    calls.append(put(*args))
+    if len(calls) == 60:
+        os.kill(os.getpid(), signal.SIGKILL)
+torch_dist.PartWriter.put = kill
+to_megatron(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_kill_9_and_the_same_command_again(pristine, tmp_path, small_files):
+    process = subprocess.run([sys.executable, "-c", KILLED, pristine("moe"), tmp_path / "m"], cwd=ROOT)
+    assert process.returncode == -signal.SIGKILL
+    done = {file.name: file.stat().st_ino for file in (tmp_path / "m.partial").glob("*.distcp")}
+    assert done and not (tmp_path / "m").exists()
+    out = to_megatron(pristine("moe"), tmp_path / "m")
+    assert all((out / name).stat().st_ino == inode for name, inode in done.items())
+    assert_bit_equal(tensors(to_hf(out, tmp_path / "back")), tensors(pristine("moe")))
 
 
 def test_an_interrupted_export_goes_on(pristine, tmp_path, small_files, monkeypatch):

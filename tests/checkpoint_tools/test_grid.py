@@ -15,6 +15,7 @@ WORKER = Path(__file__).with_name("grid_worker.py")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layouts"), [("moe", 22), ("tied", 6)])
 def test_load_and_export_are_bit_equal_at_every_layout(tmp_path, kind, layouts):
     """Converted once, loaded at each layout; saved at each layout, exported (Megatron-Bridge#1716, #1871,

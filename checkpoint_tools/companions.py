@@ -1,7 +1,6 @@
 """The small files beside the weights: config, generation config, tokenizer."""
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
@@ -31,4 +30,4 @@ def copy_companions(source: Path, destination: Path, dtype: torch.dtype) -> None
     for pattern in _PATTERNS:
         for file in source.glob(pattern):
             if file.is_file():
-                shutil.copyfile(file, destination / file.name)
+                write_atomically(destination / file.name, file.read_bytes())

@@ -19,7 +19,7 @@ from checkpoint_tools.hf_files import SINGLE_NAME, ShardWriter, write_index
 from checkpoint_tools.name_map import Weight, checkpoint_size, extra_state_keys
 from checkpoint_tools.proof import CERTIFICATE_NAME, TensorHashes, certificate, megatron_blocks
 from checkpoint_tools.publish import Staging, write_json
-from checkpoint_tools.sources import HF_FILES, HFSource, Source, TorchDistSource
+from checkpoint_tools.sources import HF_FILES, HFSource, Source, TorchDistSource, open_checkpoint
 from checkpoint_tools.torch_dist import Chunk, PartWriter, write_metadata
 
 PART_BYTES = 256 * 2**20  # of a .distcp file: what one thread writes at a time, and what an interruption costs
@@ -133,6 +133,7 @@ def _finish_torch_dist(source: HFSource, staging: Staging, options: Options, fil
     write_metadata(staging.path, tensors, chunks, {"iteration": 0}, extra_state_keys(source.arch))
     copy_companions(source.config_directory, staging.path / HF_FILES, _main_dtype(source, options))
     _write_certificate(source, staging, "hf-to-megatron", files, options)
+    open_checkpoint(staging.path)  # what is published has been read again: every file, key and shape (verl#7193)
 
 
 def megatron_to_hf(source: TorchDistSource, out: Path, options: Options, progress: Progress) -> None:
@@ -225,6 +226,7 @@ def _finish_hf(source: TorchDistSource, staging: Staging, options: Options, file
         write_index(staging.path, weight_map, sum(file.nbytes for file in files))
     copy_companions(source.config_directory, staging.path, _main_dtype(source, options))
     _write_certificate(source, staging, "megatron-to-hf", files, options)
+    open_checkpoint(staging.path)
 
 
 def _staging(source: Source, out: Path, options: Options, files: Sequence[OutputFile]) -> Staging:

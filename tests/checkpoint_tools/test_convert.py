@@ -245,6 +245,15 @@ def test_a_converted_tensor_that_is_not_written_is_an_error(pristine, tmp_path, 
     assert not (tmp_path / "m").exists()
 
 
+def test_what_cannot_be_read_again_is_not_published(pristine, tmp_path, monkeypatch):
+    """verl#6842, #7193."""
+    checkpoint = to_megatron(pristine("dense"), tmp_path / "m")
+    monkeypatch.setattr(convert, "write_index", lambda *args: None)
+    with pytest.raises(CheckpointError, match="neither an HF model"):
+        to_hf(checkpoint, tmp_path / "back", shard_size=90_000)
+    assert not (tmp_path / "back").exists()
+
+
 def test_one_changed_bit_is_found(pristine, hf, tmp_path):
     directory = hf("dense")
     name = "model.layers.1.self_attn.k_proj.weight"

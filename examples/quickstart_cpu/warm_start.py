@@ -76,7 +76,7 @@ def warm_start(args: argparse.Namespace, config: Config, ranks: Ranks) -> None:
             print(f"warm start {step}/{args.steps}  cross-entropy {loss:.3f} nats a token", flush=True)
     out = Path(args.out)
     folder = publish_weights(policy, ranks, Path(args.model), out.parent / f".{out.name}", 0, keep=1)
-    ranks.only_first(lambda: folder.rename(out))
+    ranks.only_first(lambda: (folder.rename(out), folder.parent.rmdir()))
 
 
 def main() -> int:

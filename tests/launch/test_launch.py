@@ -42,6 +42,16 @@ def test_failure_of_another_rank_is_shown_from_its_log(tmp_path):
     assert "rank 1 ended with code 1" in output and "the second rank's own fault" in output
 
 
+def test_interrupted_ranks_close_what_they_have_open_and_nobody_is_blamed(tmp_path):
+    process = start("hang", tmp_path)
+    assert "hanging" in process.stdout.readline()
+    time.sleep(1)  # the second rank may be a little behind
+    process.send_signal(signal.SIGINT)
+    code, output = finish(process)
+    assert code == 128 + signal.SIGINT
+    assert output.count("left") == 1 and "rank 1 ended" not in output
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_end_with_the_starter(tmp_path, sign):
     process = start("hang", tmp_path)

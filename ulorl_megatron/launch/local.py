@@ -57,18 +57,23 @@ def start_ranks(command: Sequence[str], processes: int, logs: Path) -> int:
                 )
             )
 
+        received: List[int] = []
+
         def pass_on(signum, frame):
+            received.append(signum)
             for process in ranks:
                 process.send_signal(signum)
 
         for s in previous:
             signal.signal(s, pass_on)
         try:
-            first = _wait_for_first_failure(ranks)
+            first = _wait_for_first_failure(ranks, received)
         finally:
             _end(ranks)
             for s, handler in previous.items():
                 signal.signal(s, handler)
+    if received:
+        return 128 + received[0]
     if first > 0:
         tail = "".join((logs / f"rank-{first}.log").read_text(errors="replace").splitlines(keepends=True)[-20:])
         raise UserError(f"rank {first} ended with code {ranks[first].returncode}; the end of its log:\n{tail}")
@@ -76,10 +81,20 @@ def start_ranks(command: Sequence[str], processes: int, logs: Path) -> int:
     return 128 - code if code < 0 else code
 
 
-def _wait_for_first_failure(ranks: List[subprocess.Popen]) -> int:
-    """The index of the rank that failed first; 0 when all ended well."""
+def _wait_for_first_failure(ranks: List[subprocess.Popen], received: List[int]) -> int:
+    """The index of the rank that failed first; 0 when all ended well.
+
+    received: signals passed on so far. After one, every rank gets its time to close what it has open.
+    """
+    deadline = None
     while True:
         codes = [process.poll() for process in ranks]
+        if received:
+            deadline = deadline or time.monotonic() + _GRACE_S
+            if None not in codes or time.monotonic() > deadline:
+                return 0
+            time.sleep(0.1)
+            continue
         for rank, code in enumerate(codes):
             if code and code != FOLLOWER_EXIT:
                 return rank

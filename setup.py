@@ -20,6 +20,7 @@ setup(
         "tensorboard==2.21.0",
         "torch>=2.11",
         "transformers>=5.19,<6",
+        "xxhash>=4.0",
     ],
     extras_require={
         # On a machine with CUDA plain pip resolves these; without it, see requirements/README.md.

@@ -116,7 +116,8 @@ def test_mostly_truncated_samples_are_warned_of(config, capsys):  # trl#5697
     assert "warning: 95%" in capsys.readouterr().out
 
 
-def test_summary_covers_the_parts_of_a_resumed_run(config, capsys):
+def test_summary_covers_the_parts_of_a_resumed_run(config, capsys, monkeypatch):
+    monkeypatch.setattr("ulorl_megatron.monitor.summary._EDGE", 3)
     counts = {
         "train/samples": 10,
         "train/multi_version_samples": 4,

@@ -5,7 +5,7 @@ from typing import Dict, List
 
 import numpy as np
 
-_EDGE = 3  # steps that "at first" and "at last" are averaged over
+_EDGE = 5  # steps that "at first" and "at last" are averaged over
 
 
 def summary(records: List[Dict[str, float]], folder: Path) -> str:

@@ -154,7 +154,7 @@ def test_torch_dist_with_overwritten_bytes(hf, tmp_path):
     checkpoint = to_megatron(hf(), tmp_path / "m")
     file = checkpoint / "__0_0.distcp"
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(CheckpointError, match="__0_0.distcp: corrupt at byte 0, embedding.word_embeddings.weight"):
+    with pytest.raises(CheckpointError, match=r"__0_0.distcp: corrupt at byte \d+, (embedding|decoder)\.\S+weight"):
         to_hf(checkpoint, tmp_path / "out")
 
 

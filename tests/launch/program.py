@@ -35,6 +35,8 @@ def run(mode, ranks):
             ranks.on_first(lambda: 1 / 0)
         if mode == "second-fails" and ranks.rank == 1:
             raise ValueError("the second rank's own fault")
+        if mode == "hang":
+            ranks.gather("both are here")
         if mode in ("second-fails", "hang"):
             print("hanging", flush=True)
             time.sleep(600)

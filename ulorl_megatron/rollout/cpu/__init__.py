@@ -18,11 +18,13 @@ def environment() -> Dict[str, str]:
 def flags(context_length: int) -> List[str]:
     """Flags of sglang.launch_server on a CPU. context_length: tokens of the longest sample.
 
-    The size of the KV cache is said, since by default the server takes most of the machine's memory for it.
+    The size of the KV cache is said, since by default the server takes most of the machine's memory for it. An idle
+    server sleeps, since otherwise it would keep a core busy that the trainer could use.
     """
     kv_cache_tokens = max(65536, 2 * context_length)
     return [
         *("--device", "cpu"),
         *("--attention-backend", "torch_native"),
         *("--max-total-tokens", str(kv_cache_tokens)),
+        "--sleep-on-idle",
     ]

@@ -53,7 +53,7 @@ def start_ranks(command: Sequence[str], processes: int, logs: Path) -> int:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which passes it on once
-                    preexec_fn=die_with_parent,
+                    preexec_fn=_prepare_rank,
                 )
             )
 
@@ -79,6 +79,12 @@ def start_ranks(command: Sequence[str], processes: int, logs: Path) -> int:
         raise UserError(f"rank {first} ended with code {ranks[first].returncode}; the end of its log:\n{tail}")
     code = ranks[0].returncode
     return 128 - code if code < 0 else code
+
+
+def _prepare_rank() -> None:
+    die_with_parent()
+    # A shell starts background commands with SIGINT ignored, and that is inherited; here it is how a run is stopped.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_for_first_failure(ranks: List[subprocess.Popen], received: List[int]) -> int:

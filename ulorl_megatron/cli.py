@@ -61,13 +61,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from ulorl_megatron.launch import FOLLOWER_EXIT, FirstRankFailed, Ranks
     from ulorl_megatron.train import train
 
-    ranks = Ranks()
     try:
-        train(config, ranks)
+        with Ranks() as ranks:
+            train(config, ranks)
     except FirstRankFailed as error:
         print(error, file=sys.stderr)
         return FOLLOWER_EXIT
-    ranks.close()
     return 0
 
 

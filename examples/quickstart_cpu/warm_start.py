@@ -89,12 +89,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as logs:
             return start_ranks(sys.argv, config.run.processes, Path(logs))
     log_to_file(Path(os.devnull))
-    ranks = Ranks()
     try:
-        warm_start(args, config, ranks)
+        with Ranks() as ranks:
+            warm_start(args, config, ranks)
     except FirstRankFailed:
         return FOLLOWER_EXIT
-    ranks.close()
     return 0
 
 

@@ -45,12 +45,11 @@ def run(mode, ranks):
 def main(mode, logs):
     if not is_rank():
         return start_ranks(sys.argv, 2, logs)
-    ranks = Ranks(collective_timeout_s=2.0 if mode == "slow" else 60.0)
     try:
-        run(mode, ranks)
+        with Ranks(collective_timeout_s=2.0 if mode == "slow" else 60.0) as ranks:
+            run(mode, ranks)
     except FirstRankFailed:
         return FOLLOWER_EXIT
-    ranks.close()
     return 0
 
 

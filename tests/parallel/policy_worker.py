@@ -34,15 +34,14 @@ def resume(models: Path, run_dir: Path, model: str, *layouts: Dict[str, int]) ->
 def main() -> None:
     models, output = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
-    ranks = Ranks()
-    results = {}
-    for case in CASES[ranks.world_size]:
-        mpu.destroy_model_parallel()
-        results[case.name] = compute(models, output / "run", case)
-    if ranks.world_size == 2:
-        results["resumed"] = [resume(models, output / f"run-{i}", *case) for i, case in enumerate(RESUMED)]
-    torch.save(results, output / f"{ranks.rank}.pt")
-    ranks.close()
+    with Ranks() as ranks:
+        results = {}
+        for case in CASES[ranks.world_size]:
+            mpu.destroy_model_parallel()
+            results[case.name] = compute(models, output / "run", case)
+        if ranks.world_size == 2:
+            results["resumed"] = [resume(models, output / f"run-{i}", *case) for i, case in enumerate(RESUMED)]
+        torch.save(results, output / f"{ranks.rank}.pt")
 
 
 if __name__ == "__main__":

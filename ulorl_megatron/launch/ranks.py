@@ -21,7 +21,7 @@ class Ranks:
     """The process group, and work that rank 0 does while the others wait.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Backend: nccl with CUDA,
-    else gloo. Sets this process's CUDA device.
+    else gloo. Sets this process's CUDA device. Use it as a context manager.
     """
 
     def __init__(self, collective_timeout_s: float = 1800.0):
@@ -90,9 +90,17 @@ class Ranks:
         dist.all_gather_object(items, item, group=self._objects)
         return items
 
-    def close(self) -> None:
-        """After the last collective of a run that ended well."""
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        """Ends the process group and the store, after an error too.
+
+        An error's traceback keeps this object alive to the interpreter's exit, where their threads sometimes abort the
+        process: its exit code would be 134 instead of what the error stands for.
+        """
         dist.destroy_process_group()
+        self._objects = self._store = None
 
 
 class OnFirstRank:

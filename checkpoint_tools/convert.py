@@ -94,19 +94,14 @@ def hf_to_megatron(source: HFSource, out: Path, options: Options, progress: Prog
     lock = threading.Lock()
 
     def write(file: OutputFile) -> None:
-        writer = PartWriter(staging.path / file.name)
         hashes = TensorHashes()
-        try:
+        with PartWriter(staging.path / file.name) as writer:
             for weight in file.items:
                 blocks = _cast(source, weight, options, hashes, progress)
                 for row, rows in megatron_blocks(weight, source.arch, blocks):
                     index = weight.checkpoint_index
                     offsets = (*index, row, *(0 for _ in rows.shape[1:]))
                     writer.put(weight.checkpoint_key, offsets, rows.view(*(1 for _ in index), *rows.shape))
-        except BaseException:
-            writer.discard()
-            raise
-        writer.finish()
         with lock:
             chunks = [chunk.as_json() for chunk in writer.chunks]
             staging.record(file.name, chunks=chunks, hashes=hashes.result())

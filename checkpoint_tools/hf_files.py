@@ -253,13 +253,6 @@ class ShardWriter:
             self.discard()
 
 
-def save_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write one safetensors file atomically from tensors in memory."""
-    with ShardWriter(path, [(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]) as writer:
-        for name, tensor in tensors.items():
-            writer.put(name, tensor)
-
-
 def write_index(directory: Path, weight_map: Mapping[str, str], total_size: int) -> None:
     """Write model.safetensors.index.json atomically. weight_map: tensor name to file name. total_size:
     bytes."""

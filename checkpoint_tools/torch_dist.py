@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -266,7 +267,10 @@ def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
 
 
 class PartWriter:
-    """Writes one .distcp file; the file gets its name at finish(), after fsync."""
+    """Writes one .distcp file; the file gets its name at finish(), after fsync.
+
+    As a context manager it finishes, or discards what there is when an error comes.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -292,6 +296,17 @@ class PartWriter:
     def discard(self) -> None:
         self._file.close()
         self._partial.unlink(missing_ok=True)
+
+    def __enter__(self) -> "PartWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.discard()
 
 
 def write_metadata(

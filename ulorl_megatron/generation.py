@@ -87,8 +87,7 @@ class Generation:
 
     def commit(self, step: int) -> Dict[str, float]:
         """Makes the step durable; the conservation law is checked here. Returns the step's metrics of experience."""
-        self._pools.commit(step)
-        counts = self._store.check_conservation()
+        counts = self._pools.commit(step)
         self._metrics |= {f"pools/{status.value}": count for status, count in counts.items()}
         reward = self._store.mean_reward(issued_in=step - self._config.rollout.segment_count + 1)
         return self._metrics if reward is None else self._metrics | {"reward/issued": reward}
@@ -99,12 +98,7 @@ class Generation:
 
     def evaluate(self) -> Dict[str, float]:
         """avg@k of the weights the servers hold, on data.eval, as metrics."""
-        result = self._runner.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
-        return {
-            "eval/accuracy": result.accuracy,
-            "eval/mean_length": result.mean_length,
-            "eval/truncated": result.truncated,
-        }
+        return self._runner.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
 
     async def _verify(self, sample: Sample) -> float:
         return await self._judge(sample.tokens, sample.answer)

@@ -7,7 +7,7 @@ import torch
 
 from ulorl_megatron.algorithm.batch import TrainSample
 from ulorl_megatron.algorithm.objective import Mastery, UloRLObjective
-from ulorl_megatron.config.schema import Config, DmmptMode, Importance
+from ulorl_megatron.config.schema import Config, Importance
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.policy import Policy, UpdateStats
 
@@ -29,7 +29,7 @@ def update_policy(policy: Policy, samples: List[TrainSample], config: Config) ->
     objective = build_objective(config)
     several = config.policy.updates_per_step > 1
     needs_old = several and config.algorithm.importance is not Importance.sais
-    if needs_old or (objective.mastery.needs_whole_batch and config.dmmpt.mode is not DmmptMode.off):
+    if needs_old or objective.mastery.needs_whole_batch:
         samples = _score_first(policy, samples, objective.mastery, needs_old)
     stats = [policy.update(part, objective) for part in _parts(samples, config.policy.updates_per_step)]
     _check_engines_agree(stats[0], config)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checkpoint_tools.errors import CheckpointError
-from checkpoint_tools.hf_files import ShardWriter, read_header, save_shard
+from checkpoint_tools.hf_files import ShardWriter, read_header
 from checkpoint_tools.sources import open_checkpoint
 from tests.checkpoint_tools.support import edit_weights, tensors, to_hf, to_megatron
 
@@ -185,7 +185,7 @@ def test_a_shard_file_appears_whole_or_not_at_all(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_save_shard_is_readable_by_safetensors(tmp_path):
+def test_a_shard_file_is_readable_by_safetensors(tmp_path):
     from safetensors.torch import load_file
 
     content = {
@@ -194,7 +194,10 @@ def test_save_shard_is_readable_by_safetensors(tmp_path):
         "c": torch.tensor(2.0).half(),
         "d": torch.empty(0, 3),
     }
-    save_shard(tmp_path / "x.safetensors", content)
+    planned = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()]
+    with ShardWriter(tmp_path / "x.safetensors", planned) as writer:
+        for name, tensor in content.items():
+            writer.put(name, tensor)
     back = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(back[name], tensor) for name, tensor in content.items())
     assert [entry.name for entry in read_header(tmp_path / "x.safetensors") if entry.nbytes] == ["a", "b", "c"]

@@ -16,7 +16,7 @@ Messages = List[dict]
 
 @dataclass(frozen=True)
 class Prompt:
-    """index: row of the file, from 0. tokens: ids after the chat template. text: the same as text.
+    """index: row of the file, from 0. tokens: ids after the chat template. text: what they say.
 
     answer: the reference answer, as the verifier gets it.
     """

@@ -1,12 +1,12 @@
 """What people see of a run: a line a step on the terminal, the same in TensorBoard and metrics.jsonl, a summary."""
 
 import json
-import os
 from pathlib import Path
 from typing import Dict, List, Optional
 
 from torch.utils.tensorboard import SummaryWriter
 
+from checkpoint_tools.publish import write_atomically
 from ulorl_megatron.config import Config
 from ulorl_megatron.monitor.metrics import METRICS
 from ulorl_megatron.monitor.run_directory import open_run_directory
@@ -40,7 +40,7 @@ class Monitor:
     def resume(self, done: int) -> None:
         """What was logged after step `done` is dropped: those steps will be run again. done: 0 is a fresh start."""
         records = [record for record in read_records(self._file) if record["step"] <= done] if done else []
-        self._rewrite(records)
+        write_atomically(self._file, "".join(json.dumps(record) + "\n" for record in records).encode())
         self._accuracy = next((r for r in reversed(records) if "eval/accuracy" in r), {})
         self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=done + 1 if done else 0)
         if done:
@@ -79,14 +79,6 @@ class Monitor:
         self._writer.flush()
         with self._file.open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
-
-    def _rewrite(self, records: List[Record]) -> None:
-        temporary = self._file.with_suffix(".new")
-        with temporary.open("w") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._file)
 
 
 def read_records(file: Path) -> List[Record]:

@@ -3,12 +3,12 @@
 It holds config.yaml, pools.sqlite, metrics.jsonl, checkpoints/, tensorboard/, logs/ and weights/.
 """
 
-import os
 from pathlib import Path
 from typing import Dict, List
 
 from omegaconf import OmegaConf
 
+from checkpoint_tools.publish import write_atomically
 from ulorl_megatron.config import to_yaml
 from ulorl_megatron.config.schema import Config
 from ulorl_megatron.errors import UserError
@@ -51,7 +51,7 @@ def open_run_directory(config: Config) -> Path:
             )
     for name in ("checkpoints", "tensorboard", "logs", "weights"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    _write(file, to_yaml(config))
+    write_atomically(file, to_yaml(config).encode())
     return folder
 
 
@@ -77,13 +77,3 @@ def _flat(yaml: str) -> Dict[str, object]:
 
     walk(OmegaConf.to_container(OmegaConf.create(yaml)), "")
     return flat
-
-
-def _write(file: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = file.with_name(f".{file.name}")
-    with temporary.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)

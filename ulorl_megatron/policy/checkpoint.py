@@ -4,7 +4,6 @@
 <directory>/latest         name of the newest complete checkpoint
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -12,6 +11,7 @@ from typing import Any, Dict, List, Optional
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
+from checkpoint_tools.publish import fsync_directory, write_atomically
 from ulorl_megatron.errors import UserError
 
 _POINTER = "latest"
@@ -45,10 +45,10 @@ class Checkpoints:
             complete = self._directory / name
             if complete.exists():  # complete, but a kill came before the pointer
                 shutil.rmtree(complete)
-            _sync(partial)
+            fsync_directory(partial)
             partial.rename(complete)
-            _sync(self._directory)
-            self._point_to(name)
+            fsync_directory(self._directory)
+            write_atomically(self._directory / _POINTER, f"{name}\n".encode())
             for old in self._complete()[: -self._keep_last]:
                 shutil.rmtree(old)
         dist.barrier()
@@ -70,25 +70,7 @@ class Checkpoints:
     def _complete(self) -> List[Path]:
         return sorted(self._directory.glob(f"{_PREFIX}*"))
 
-    def _point_to(self, name: str) -> None:
-        temporary = self._directory / f".{_POINTER}"
-        with temporary.open("w") as file:
-            file.write(name + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._directory / _POINTER)
-        _sync(self._directory)
-
 
 def load(path: Path, state: Dict[str, Any]) -> Dict[str, Any]:
     """Collective. `state` as it would be saved, for this run's layout; returns it filled from the checkpoint."""
     return dist_checkpointing.load(state, str(path))
-
-
-def _sync(directory: Path) -> None:
-    """Make names in the directory durable, not only the contents of its files."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -121,9 +121,8 @@ class Pools:
 
         Raises ConservationError if the pools in memory and in the store disagree.
         """
-        self.store.commit(step, self._step.issued, self._step.samples.values())
+        counts = self.store.commit(step, self._step.issued, self._step.samples.values())
         self._step = _Step()
-        counts = self.store.counts()
         held = {Status.unfinished: len(self.unfinished), Status.waiting: len(self.waiting)}
         stored = {status: counts[status] for status in held}
         if held != stored:

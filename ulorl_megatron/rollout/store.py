@@ -124,8 +124,8 @@ class PoolStore:
             raise ConservationError(f"issued {issued} != {sum(counts.values())} = {parts}")
         return counts
 
-    def commit(self, step: int, issued: int, samples: Iterable[Sample]) -> None:
-        """Stores what step `step` did to `samples`, all or nothing.
+    def commit(self, step: int, issued: int, samples: Iterable[Sample]) -> Dict[Status, int]:
+        """Stores what step `step` did to `samples`, all or nothing; returns the samples of the run by status.
 
         issued: samples created in this step. samples: every one that the step created, grew, verified or
         settled. Raises ValueError unless step follows last_step, and ConservationError if a settled sample
@@ -138,8 +138,9 @@ class PoolStore:
             self._db.execute("INSERT INTO steps VALUES (?, ?)", (step, issued))
             for sample in samples:
                 self._write(step, sample)
-            self.check_conservation()
+            counts = self.check_conservation()
             self._db.execute("COMMIT")
+            return counts
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")

@@ -1,17 +1,18 @@
 """Weights by way of the file system: every rank writes the HF tensors it owns, rank 0 publishes the folder."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Dict, List
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from checkpoint_tools.companions import copy_companions
+from checkpoint_tools.hf_files import write_index
 from ulorl_megatron.launch import Ranks
 from ulorl_megatron.policy import Policy
 
-_INDEX = "model.safetensors.index.json"
 _VERSION_GLOB = "step-*"
 
 
@@ -32,7 +33,8 @@ def publish_weights(policy: Policy, ranks: Ranks, model: Path, weights: Path, ve
         save_file(tensors, partial / shard, metadata={"format": "pt"})
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
     shards = ranks.gather((shard, sizes))
-    ranks.only_first(lambda: _finish(shards, model, partial, final, keep))
+    # Rank 0 always has tensors: the embedding is its.
+    ranks.only_first(lambda: _finish(shards, model, next(iter(tensors.values())).dtype, partial, final, keep))
     return final
 
 
@@ -42,7 +44,7 @@ def _start(partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _finish(shards: List, model: Path, partial: Path, final: Path, keep: int) -> None:
+def _finish(shards: List, model: Path, dtype: torch.dtype, partial: Path, final: Path, keep: int) -> None:
     weight_map: Dict[str, str] = {}
     for shard, sizes in shards:
         if not sizes:
@@ -54,11 +56,8 @@ def _finish(shards: List, model: Path, partial: Path, final: Path, keep: int) ->
             raise RuntimeError(f"{partial / shard}: missing {sorted(missing)[:3]}, written twice {sorted(twice)[:3]}")
         weight_map |= dict.fromkeys(sizes, shard)
     total = sum(sum(sizes.values()) for _, sizes in shards)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    (partial / _INDEX).write_text(json.dumps(index, indent=1))
-    for file in model.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and file.name != _INDEX:
-            shutil.copyfile(file, partial / file.name)
+    write_index(partial, weight_map, total)
+    copy_companions(model, partial, dtype)
     if final.exists():
         shutil.rmtree(final)
     partial.rename(final)

@@ -48,8 +48,11 @@ class Architecture:
         return self.num_experts is not None
 
     @classmethod
-    def from_hf(cls, source: str | PathLike | Mapping[str, Any]) -> "Architecture":
-        """Read config.json: its path, the directory that holds it, or its content.
+    def from_hf(
+        cls, source: str | PathLike | Mapping[str, Any], changed: Mapping[str, Any] | None = None
+    ) -> "Architecture":
+        """Read config.json: its path, the directory that holds it, or its content. changed: fields that replace
+        those of the file.
 
         transformers 4 writes rope_theta, rope_scaling, torch_dtype and num_experts; transformers 5 writes
         rope_parameters, dtype and num_local_experts. Both are read. Raises ArchitectureError for a missing
@@ -57,6 +60,7 @@ class Architecture:
         ones, attention bias, sliding windows), or a contradiction.
         """
         where, config = _load(source)
+        config = {**config, **(changed or {})}
         model_type = config.get("model_type")
         if model_type not in FAMILIES:
             raise ArchitectureError(

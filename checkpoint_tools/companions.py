@@ -1,7 +1,9 @@
 """The small files beside the weights: config, generation config, tokenizer."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,11 +21,13 @@ _PATTERNS = (
 )
 
 
-def copy_companions(source: Path, destination: Path, dtype: torch.dtype) -> None:
+def copy_companions(
+    source: Path, destination: Path, dtype: torch.dtype, changed: Mapping[str, Any] | None = None
+) -> None:
     """Copy config.json, with the dtype of the weights written beside it, and what else belongs to the
-    model."""
+    model. changed: further fields of config.json to replace."""
     destination.mkdir(exist_ok=True)
-    config = json.loads((source / "config.json").read_text())
+    config = {**json.loads((source / "config.json").read_text()), **(changed or {})}
     spelling = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
     config[spelling] = str(dtype).removeprefix("torch.")
     write_atomically(destination / "config.json", (json.dumps(config, indent=2) + "\n").encode())

@@ -97,11 +97,12 @@ def hf_to_megatron(source: HFSource, out: Path, options: Options, progress: Prog
         hashes = TensorHashes()
         with PartWriter(staging.path / file.name) as writer:
             for weight in file.items:
+                index = weight.checkpoint_index
+                offsets, sizes = (*index, *(0 for _ in weight.shape)), (*(1 for _ in index), *weight.shape)
+                writer.begin(weight.checkpoint_key, offsets, sizes, out_dtype(source, weight, options))
                 blocks = _cast(source, weight, options, hashes, progress)
                 for row, rows in megatron_blocks(weight, source.arch, blocks):
-                    index = weight.checkpoint_index
-                    offsets = (*index, row, *(0 for _ in rows.shape[1:]))
-                    writer.put(weight.checkpoint_key, offsets, rows.view(*(1 for _ in index), *rows.shape))
+                    writer.put(row, rows)
         with lock:
             chunks = [chunk.as_json() for chunk in writer.chunks]
             staging.record(file.name, chunks=chunks, hashes=hashes.result())

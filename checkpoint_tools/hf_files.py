@@ -189,7 +189,7 @@ class ShardWriter:
         encoded += b" " * (-len(encoded) % 8)
         self._data = 8 + len(encoded)
         self._descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        _write_exactly(self._descriptor, memoryview(struct.pack("<Q", len(encoded)) + encoded), 0)
+        write_exactly(self._descriptor, memoryview(struct.pack("<Q", len(encoded)) + encoded), 0)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Write a whole tensor. Raises CheckpointError for an unlisted or repeated one, another dtype or
@@ -215,7 +215,7 @@ class ShardWriter:
         if rows.numel():
             begin = self._data + offset + first * torch.Size(shape[1:]).numel() * dtype.itemsize
             flat = rows.detach().cpu().contiguous().flatten().view(torch.uint8)
-            _write_exactly(self._descriptor, memoryview(flat.numpy()), begin)
+            write_exactly(self._descriptor, memoryview(flat.numpy()), begin)
 
     @property
     def complete(self) -> bool:
@@ -260,7 +260,7 @@ def write_index(directory: Path, weight_map: Mapping[str, str], total_size: int)
     write_atomically(directory / INDEX_NAME, json.dumps(content, indent=2).encode())
 
 
-def _write_exactly(descriptor: int, view: memoryview, offset: int) -> None:
+def write_exactly(descriptor: int, view: memoryview, offset: int) -> None:
     while view:
         count = os.pwrite(descriptor, view, offset)
         view, offset = view[count:], offset + count

@@ -15,7 +15,7 @@ from checkpoint_tools.name_map import Layout, Weight, checkpoint_size, weights
 from checkpoint_tools.torch_dist import TorchDistReader, is_torch_dist
 
 HF_FILES = "hf"  # directory in a torch_dist checkpoint with config.json, tokenizer and so on
-BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 2**20  # small enough to stay in a core's cache between reading, hashing and writing
 
 Block = tuple[int, int, torch.Tensor]  # position in weight.hf, first row, rows
 

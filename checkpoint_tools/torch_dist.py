@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from checkpoint_tools.errors import CheckpointError
-from checkpoint_tools.hf_files import read_exactly
+from checkpoint_tools.hf_files import read_exactly, write_exactly
 from checkpoint_tools.publish import write_atomically
 
 METADATA_NAME = ".metadata"
@@ -267,7 +267,7 @@ def _data_offset(path: Path, chunk: Chunk, dtype: torch.dtype) -> int:
 
 
 class PartWriter:
-    """Writes one .distcp file; the file gets its name at finish(), after fsync.
+    """Writes one .distcp file, chunk after chunk; the file gets its name at finish(), after fsync.
 
     As a context manager it finishes, or discards what there is when an error comes.
     """
@@ -275,20 +275,43 @@ class PartWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._partial = path.with_name(path.name + ".partial")
-        self._file = self._partial.open("wb", buffering=0)
+        self._file = self._partial.open("wb+", buffering=0)
+        self._missing = 0  # elements of the last chunk that are still to come
         self.chunks: list[Chunk] = []
 
-    def put(self, key: str, offsets: tuple[int, ...], tensor: torch.Tensor) -> None:
-        """Append one chunk; `tensor` has all dimensions of the key."""
-        if tensor.untyped_storage().nbytes() != tensor.nbytes:
-            tensor = tensor.clone()  # torch.save writes the whole storage
-        begin = self._file.tell()
+    def begin(self, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Start the next chunk: what torch.save writes around a tensor, with room for its elements, which put() fills.
+
+        Raises CheckpointError if rows of the chunk before are missing.
+        """
+        self._check_complete()
+        begin = self._file.seek(0, os.SEEK_END)
         torch.serialization.set_crc32_options(False)  # this thread's; torch.load never checks it
-        torch.save(tensor, self._file)
+        with torch.serialization.skip_data():
+            torch.save(torch.empty(sizes, dtype=dtype), self._file)  # no page of it is touched
         length = self._file.tell() - begin
-        self.chunks.append(Chunk(key, offsets, tuple(tensor.shape), self.path.name, begin, length))
+        chunk = Chunk(key, offsets, sizes, self.path.name, begin, length)
+        self.chunks.append(chunk)
+        self._missing = torch.Size(sizes).numel()
+        self._data = _data_offset(self._partial, chunk, dtype)
+        self._matrix = (dtype, sizes[-1] if len(sizes) > 1 else 1)
+
+    def put(self, row: int, rows: torch.Tensor) -> None:
+        """The rows of the chunk from `row` on; each exactly once. Raises CheckpointError for more than there are."""
+        self._missing -= rows.numel()
+        dtype, columns = self._matrix
+        if self._missing < 0 or rows.dtype != dtype:
+            raise CheckpointError(f"{self.path}: {self.chunks[-1].key}: {rows.dtype} rows from {row} on do not fit.")
+        flat = rows.contiguous().flatten().view(torch.uint8)
+        write_exactly(self._file.fileno(), memoryview(flat.numpy()), self._data + row * columns * dtype.itemsize)
+
+    def _check_complete(self) -> None:
+        if self._missing:
+            raise CheckpointError(f"{self.path}: {self.chunks[-1].key} lacks {self._missing} elements.")
 
     def finish(self) -> None:
+        """Publish the file. Raises CheckpointError if rows are missing."""
+        self._check_complete()
         os.fsync(self._file.fileno())
         self._file.close()
         os.rename(self._partial, self.path)

@@ -222,24 +222,38 @@ def test_a_disk_that_fills_up_leaves_nothing_published(pristine, tmp_path, monke
 
     checkpoint = to_megatron(pristine("dense"), tmp_path / "m")
     with monkeypatch.context() as patch:
-        patch.setattr(torch_dist.PartWriter, "put", full)
+        patch.setattr(torch_dist, "write_exactly", full)
         with pytest.raises(CheckpointError, match="disk full. Make room and give the same command again"):
             to_megatron(pristine("dense"), tmp_path / "n")
-        patch.setattr("checkpoint_tools.hf_files._write_exactly", full)
+        patch.setattr("checkpoint_tools.hf_files.write_exactly", full)
         with pytest.raises(CheckpointError, match="disk full"):
             to_hf(checkpoint, tmp_path / "back")
     assert not (tmp_path / "n").exists() and not (tmp_path / "back").exists()
     assert_bit_equal(tensors(to_hf(checkpoint, tmp_path / "back")), tensors(pristine("dense")))
 
 
-def test_a_converted_tensor_that_is_not_written_is_an_error(pristine, tmp_path, monkeypatch):
+def test_rows_that_are_not_written_are_an_error(pristine, tmp_path, monkeypatch):
     original = torch_dist.PartWriter.put
 
-    def forgetful(self, key, offsets, tensor):
-        if key != "decoder.final_layernorm.weight":
-            original(self, key, offsets, tensor)
+    def forgetful(self, row, rows):
+        if self.chunks[-1].key != "decoder.final_layernorm.weight":
+            original(self, row, rows)
 
-    monkeypatch.setattr(torch_dist.PartWriter, "put", forgetful)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_dist.PartWriter, "put", forgetful)
+        with pytest.raises(CheckpointError, match="decoder.final_layernorm.weight lacks 64 elements"):
+            to_megatron(pristine("dense"), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_weight_that_is_not_written_is_an_error(pristine, tmp_path, monkeypatch):
+    original = convert.plan_parts
+
+    def forgetful(source, options):
+        first, *others = original(source, options)
+        return [convert.OutputFile(first.name, first.items[1:], first.nbytes), *others]
+
+    monkeypatch.setattr(convert, "plan_parts", forgetful)
     with pytest.raises(CheckpointError, match=r"\d+ of \d+ elements were written"):
         to_megatron(pristine("dense"), tmp_path / "m")
     assert not (tmp_path / "m").exists()

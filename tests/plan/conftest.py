@@ -1,0 +1,1 @@
+from tests.policy.conftest import one_rank  # noqa: F401

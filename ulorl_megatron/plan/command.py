@@ -15,10 +15,12 @@ from ulorl_megatron.plan.memory import memory
 from ulorl_megatron.plan.published import planned_architecture
 from ulorl_megatron.plan.search import search
 from ulorl_megatron.plan.throughput import throughput
+from ulorl_megatron.simulate import options as rollout_options
 
 DESCRIPTION = (
     "Says for the configured layout what every rank needs at the longest sample and what the trainer should yield, by "
-    "arithmetic alone: no GPU, no weights. Exit code 0 if it fits, 1 if it does not, 2 if the configuration is faulty."
+    "arithmetic alone: no GPU, no weights. Exit code 0 if it fits, 1 if it does not, 2 if the configuration is faulty. "
+    "With --rollout: what the number of segments does to step time, idle servers and staleness."
 )
 
 
@@ -42,13 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the fullest expert-parallel rank over the mean (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+    group = parser.add_argument_group("with --rollout", "simulates the real scheduler; times in seconds, tokens real")
+    rollout_options.add_arguments(group)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if it fits, 1 if it does not. Raises UserError for what cannot be planned."""
+    config = load(arguments.config, arguments.overrides)
+    if arguments.rollout:
+        from ulorl_megatron.simulate import report as rollout_report
+
+        return rollout_report.run(config, arguments)
     from ulorl_megatron.plan import report  # brings torch, which the other commands' help need not wait for
 
-    config = load(arguments.config, arguments.overrides)
     arch, source = planned_architecture(config.model, arguments.model)
     if arguments.imbalance < 1:
         raise UserError(f"--imbalance: {arguments.imbalance} is below 1, which is perfect balance")

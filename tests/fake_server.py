@@ -2,9 +2,11 @@
 
 It is held to the contract tests of the real one (tests/servers/test_contract.py). Its next token is a
 function of context and weights, so that segments continue the unbroken run. EOS needs a temperature above 0.
+As a program (python fake_server.py PORT DELAY_S VERSION) it serves until it is killed; it starts in half a second.
 """
 
 import asyncio
+import sys
 import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,41 +15,53 @@ from typing import Any, AsyncIterator, Awaitable, Callable, Dict, List
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.tiny_models import EOS
-
 # Takes a request of /generate and its sound answer, and returns what is sent instead.
 Fault = Callable[[web.Request, dict], Awaitable[web.StreamResponse]]
 
 
 class FakeServer:
-    """faults: used up by the next /generate calls. requests: of /generate. calls: routes, in order."""
+    """faults: used up by the next /generate calls. requests: of /generate. calls: routes, in order.
 
-    def __init__(self) -> None:
+    hung: set, no route answers, as a stopped process does. delay_s: mean seconds of a /generate.
+    """
+
+    def __init__(self, delay_s: float = 0.0) -> None:
         self.faults: List[Fault] = []
         self.requests: List[Dict[str, Any]] = []
         self.calls: List[str] = []
         self.version = "0"
         self.reported_version: str | None = None  # what /model_info says instead, if set
         self.paused = False
+        self.hung = False
+        self.delay_s = delay_s
         self._seen: set = set()  # contexts whose prefix is cached
         self._weights = b""
 
-    def next_token(self, context: List[int], greedy: bool) -> int:
+    def next_token(self, context: List[int], greedy: bool, eos: int) -> int:
         value = zlib.crc32(bytes(str(context), "ascii") + self._weights)
-        return EOS if value % 97 == 0 and not greedy else value % 256
+        return eos if value % 97 == 0 and not greedy else value % 256
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
         """Yields the URL."""
-        app = web.Application(client_max_size=1 << 30)
+        async with TestServer(self.application()) as server:
+            yield str(server.make_url("")).rstrip("/")
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 30, middlewares=[self._hang])
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/update_weights_from_disk", self._update)
         for route in ("/pause_generation", "/continue_generation", "/abort_request"):
             app.router.add_post(route, self._control)
         app.router.add_get("/health", self._health)
         app.router.add_get("/model_info", self._model_info)
-        async with TestServer(app) as server:
-            yield str(server.make_url("")).rstrip("/")
+        return app
+
+    @web.middleware
+    async def _hang(self, request: web.Request, handler: Callable) -> web.StreamResponse:
+        while self.hung:
+            await asyncio.sleep(0.02)
+        return await handler(request)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         payload = await request.json()
@@ -55,8 +69,11 @@ class FakeServer:
         self.requests.append(payload)
         params = payload["sampling_params"]
         context, tokens = list(payload["input_ids"]), []
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s * (0.5 + zlib.crc32(bytes(str(context), "ascii")) % 100 / 100))
         while len(tokens) < params["max_new_tokens"]:
-            tokens.append(self.next_token(context + tokens, greedy=params["temperature"] == 0))
+            greedy = params["temperature"] == 0
+            tokens.append(self.next_token(context + tokens, greedy, eos=min(params["stop_token_ids"])))
             if tokens[-1] in params["stop_token_ids"]:
                 break
         answer = self._answer(context, tokens, params["stop_token_ids"])
@@ -153,3 +170,9 @@ def aborted_after(count: int, message: str = "Aborted") -> Fault:
         meta["finish_reason"] = {"type": "abort", "message": message, "status_code": None, "err_type": None}
 
     return altered(change)
+
+
+if __name__ == "__main__":
+    fake = FakeServer(delay_s=float(sys.argv[2]))
+    fake.version = sys.argv[3]
+    web.run_app(fake.application(), host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)

@@ -9,7 +9,9 @@ from typing import List, Optional
 
 from checkpoint_tools.errors import CheckpointError
 from ulorl_megatron import config as configuration
+from ulorl_megatron.config.fit import check_fit
 from ulorl_megatron.errors import UserError
+from ulorl_megatron.plan import command as plan_command
 
 _OVERRIDES = "settings on top of the file, as section.key=value"
 
@@ -28,9 +30,13 @@ def _parser() -> argparse.ArgumentParser:
         "config",
         help="print the resolved configuration, or what is wrong with it",
         description="Prints the configuration with every default filled in, as YAML. Exit code 2 and one line per "
-        "fault if it is not usable.",
+        "fault if it is not usable: by itself, on run.processes ranks, or, where model.path has a config.json, for "
+        "that model.",
     )
-    for command, function in ((train, _train), (show, _config)):
+    plan = commands.add_parser("plan", help="say whether the layout fits a GPU, and how fast it should be")
+    plan.description = plan_command.DESCRIPTION
+    plan_command.add_arguments(plan)
+    for command, function in ((train, _train), (show, _config), (plan, plan_command.run)):
         command.add_argument("config", metavar="CONFIG.yaml")
         command.add_argument("overrides", metavar="key=value", nargs="*", help=_OVERRIDES)
         command.set_defaults(function=function)
@@ -38,12 +44,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    print(configuration.to_yaml(configuration.load(arguments.config, arguments.overrides)), end="")
+    config = configuration.load(arguments.config, arguments.overrides)
+    check_fit(config, config.run.processes)
+    print(configuration.to_yaml(config), end="")
     return 0
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from ulorl_megatron.launch import is_rank, start_ranks
+    from ulorl_megatron.launch import FOLLOWER_EXIT, is_rank, start_ranks
 
     config = configuration.load(arguments.config, arguments.overrides)
     logs = Path(config.run.dir) / "logs"
@@ -55,10 +63,16 @@ def _train(arguments: argparse.Namespace) -> int:
         command = ["-m", "ulorl_megatron.cli", "train", arguments.config, *arguments.overrides]
         return start_ranks(command, config.run.processes, logs)
 
+    try:
+        check_fit(config, int(os.environ["WORLD_SIZE"]))  # a launcher's, whatever run.processes says
+    except UserError:
+        if os.environ["RANK"] == "0":
+            raise
+        return FOLLOWER_EXIT
     logs.mkdir(parents=True, exist_ok=True)
     log_to_file(logs / f"trainer-{os.environ['RANK']}.log")  # before the imports below, which warn of much
 
-    from ulorl_megatron.launch import FOLLOWER_EXIT, FirstRankFailed, Ranks
+    from ulorl_megatron.launch import FirstRankFailed, Ranks
     from ulorl_megatron.train import train
 
     try:
@@ -78,9 +92,20 @@ def log_to_file(file: Path) -> None:
     logging.captureWarnings(True)
 
 
+def _parse(argv: Optional[List[str]]) -> argparse.Namespace:
+    """The arguments; overrides may also stand behind options, where argparse leaves them over."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    unknown = [item for item in rest if item.startswith("-") or "=" not in item]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments.overrides += rest
+    return arguments
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Runs one command. What a person can mend becomes "error: ..." and exit code 2; the rest keeps its traceback."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     try:
         return arguments.function(arguments)
     except (UserError, CheckpointError) as error:

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 import numpy as np
 import torch
@@ -13,13 +13,17 @@ from ulorl_megatron.algorithm.batch import TrainSample
 from ulorl_megatron.config.schema import Config
 from ulorl_megatron.data import PromptSet
 from ulorl_megatron.evaluate import evaluate
+from ulorl_megatron.monitor.run_directory import identity
+from ulorl_megatron.rollout.journal import Journal
+from ulorl_megatron.rollout.loop_thread import LoopThread
 from ulorl_megatron.rollout.pools import Pools
-from ulorl_megatron.rollout.sample import Sample, Status
+from ulorl_megatron.rollout.sample import Sample, Status, age
 from ulorl_megatron.rollout.scheduler import RolloutStats, SegmentRollout
 from ulorl_megatron.rollout.served_model import ServedModel
 from ulorl_megatron.rollout.server_pool import ServerPool
 from ulorl_megatron.rollout.store import PoolStore
 from ulorl_megatron.verifier import build_verifier
+from ulorl_megatron.weight_sync.checksums import verify_weights
 
 
 class Generation:
@@ -35,6 +39,7 @@ class Generation:
         self._prompts = self._read(config.data.train)
         self._heldout = self._read(config.data.eval) if config.data.eval else None
         self._metrics: Dict[str, float] = {}
+        self._collecting: Optional[asyncio.Task] = None
         self._opened = ExitStack()
 
     def _read(self, file: str) -> PromptSet:
@@ -56,28 +61,67 @@ class Generation:
         self._opened.callback(self._store.close)
         self._servers = ServerPool(config, self._model)
         self._rollout = SegmentRollout(self._servers, config.rollout)
-        self._runner = self._opened.enter_context(asyncio.Runner())
-        self._opened.callback(lambda: self._runner.run(self._servers.close()))
+        self._loop = self._opened.enter_context(LoopThread())
+        self._opened.callback(lambda: self._loop.run(self._servers.close()))
         self._servers.start()
         self._verifier = build_verifier(config.verifier)
         self._opened.callback(self._verifier.close)
+        self._opened.callback(self._stop_collecting)
 
     def resume(self, step: int) -> None:
         """Takes the pools back to the end of `step` (0: a fresh start) and waits for the servers."""
         self._store.rewind(step)
+        if step == 0:  # later, the checkpoint binds configuration and weights
+            self._store.begin_as(_origin(self._config))
         self._pools = Pools(self._store, self._config.rollout, self._config.experience)
-        self._runner.run(self._servers.wait_ready())
+        self._loop.run(self._servers.wait_ready())
 
     def load_weights(self, path: Path, version: int) -> None:
         """Every server loads the HF folder `path`; what they decode from now on is stamped `version`."""
-        self._runner.run(self._servers.update_weights(path, version))
+        self._loop.run(self._servers.update_weights(path, version))
+
+    def open_weight_update(self) -> List[str]:
+        """Pauses the servers for weights by broadcast; the URLs of those that take part."""
+        return self._loop.run(self._servers.open_update())
+
+    def close_weight_update(self, version: int, failures: Dict[str, str]) -> None:
+        """The servers confirm `version`. failures: URL -> what went wrong; if there are any, it is to be done again."""
+        self._loop.run(self._servers.close_update(version, failures))
+
+    def verify_weights(self, folder: Path) -> None:
+        """Compares the checksums of what every server holds with those of the HF folder that it should hold.
+
+        Raises UserError naming the first tensors that differ: training goes on with no server that is not what it says.
+        """
+        self._loop.run(verify_weights([member.client for member in self._servers.serving()], folder))
 
     def collect(self, step: int) -> None:
         """One segment of every unfinished sample, and of as many new prompts as there is room for."""
+        if self._collecting is None:
+            self.collect_ahead(step)
+        try:
+            self._metrics = self._loop.result(self._collecting)
+        finally:
+            self._stop_collecting()
+
+    def collect_ahead(self, step: int) -> None:
+        """Begins `collect`, which later waits for the rest; weights may be loaded meanwhile (rollout.overlap)."""
         self._pools.admit(step, self._prompts)
         in_flight = self._pools.unfinished
-        stats = self._runner.run(self._rollout.collect(step, in_flight, self._verify))
-        self._metrics = _rollout_metrics(stats, in_flight)
+        self._pools.recall(step)
+        self._collecting = self._loop.start(self._collect(step, in_flight))
+
+    async def _collect(self, step: int, samples: List[Sample]) -> Dict[str, float]:
+        journal = Journal(self._store)
+        async with journal.open(step) as keep:
+            stats = await self._rollout.collect(step, samples, self._verify, keep)
+        return _rollout_metrics(stats, samples) | {"time/journal": journal.written_s}
+
+    def _stop_collecting(self) -> None:
+        """Before anything closes: the servers must not be brought back, and what arrived must be written."""
+        if self._collecting is not None:
+            self._loop.stop(self._collecting)
+            self._collecting = None
 
     def release(self, step: int) -> List[TrainSample]:
         """The experience that trains in this step."""
@@ -89,6 +133,7 @@ class Generation:
         """Makes the step durable; the conservation law is checked here. Returns the step's metrics of experience."""
         counts = self._pools.commit(step)
         self._metrics |= {f"pools/{status.value}": count for status, count in counts.items()}
+        self._metrics |= self._servers.metrics()
         reward = self._store.mean_reward(issued_in=step - self._config.rollout.segment_count + 1)
         return self._metrics if reward is None else self._metrics | {"reward/issued": reward}
 
@@ -98,7 +143,7 @@ class Generation:
 
     def evaluate(self) -> Dict[str, float]:
         """avg@k of the weights the servers hold, on data.eval, as metrics."""
-        return self._runner.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
+        return self._loop.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
 
     async def _verify(self, sample: Sample) -> float:
         return await self._judge(sample.tokens, sample.answer)
@@ -108,9 +153,15 @@ class Generation:
         return await self._verifier.verify(response=text, answer=answer)
 
 
+def _origin(config: Config) -> str:
+    """What the segments of step 1 depend on: the configuration, and the files of the model."""
+    files = sorted([*Path(config.model.path).glob("*.safetensors"), *Path(config.model.path).glob("*.json")])
+    stamps = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    return "\n".join([identity(config), *stamps])
+
+
 def _train_sample(sample: Sample, advantage: float, version: int) -> TrainSample:
-    """version: weights of this step's rollout. A sample that waited for its group has none of its tokens from them."""
-    stale = sum(v != version for v in sample.versions)
+    """version: weights of this step's rollout."""
     return TrainSample(
         sample_id=sample.id,
         tokens=torch.tensor(sample.prompt_tokens + sample.tokens),
@@ -118,7 +169,7 @@ def _train_sample(sample: Sample, advantage: float, version: int) -> TrainSample
         reward=sample.reward,
         advantage=advantage,
         behaviour_log_probs=torch.tensor(sample.log_probs),
-        last_segment=sample.length - stale,
+        ages=torch.tensor([age(v, version) for v in sample.versions]),
     )
 
 
@@ -131,6 +182,7 @@ def _rollout_metrics(stats: RolloutStats, samples: List[Sample]) -> Dict[str, fl
         "rollout/tokens": stats.tokens,
         "rollout/tokens_per_s": stats.tokens / (stats.decode_s + stats.verify_s),
         "rollout/cached_share": stats.cached_tokens / max(stats.input_tokens, 1),
+        "rollout/recalled": stats.recalled,
         "rollout/aborts": stats.aborts,
         "rollout/failed_requests": stats.failed_requests,
         "rollout/verifier_failures": stats.verifier_failures,

@@ -7,6 +7,7 @@ import torch
 
 from ulorl_megatron.algorithm.batch import TrainSample
 from ulorl_megatron.algorithm.objective import Mastery, UloRLObjective
+from ulorl_megatron.algorithm.staleness import AGES, AVERAGES
 from ulorl_megatron.config.schema import Config, Importance
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.policy import Policy, UpdateStats
@@ -16,7 +17,7 @@ def build_objective(config: Config) -> UloRLObjective:
     """The objective that `config` describes."""
     a, d = config.algorithm, config.dmmpt
     mastery = Mastery(d.mode.value, d.tau, d.sigma, d.entropy_scope.value)
-    return UloRLObjective(a.importance.value, a.clip_low, a.clip_high, mastery)
+    return UloRLObjective(a.importance.value, a.clip_low, a.clip_high, mastery, a.tis_cap)
 
 
 def update_policy(policy: Policy, samples: List[TrainSample], config: Config) -> UpdateStats:
@@ -56,6 +57,10 @@ def update_metrics(stats: Optional[UpdateStats]) -> Dict[str, float]:
     if sums["mismatch_tokens"]:
         metrics["train/mismatch_mean"] = sums["mismatch"] / sums["mismatch_tokens"]
         metrics["train/mismatch_max"] = stats.maxima["mismatch"]
+    for age in AGES:
+        if of_age := sums[f"age-{age}/tokens"]:
+            metrics[f"age-{age}/token_share"] = of_age / tokens
+            metrics |= {f"age-{age}/{name}": sums[f"age-{age}/{name}"] / of_age for name in AVERAGES}
     return metrics
 
 

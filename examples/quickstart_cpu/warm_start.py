@@ -56,7 +56,7 @@ def read_samples(file: str, model: str) -> List[TrainSample]:
                 reward=1.0,
                 advantage=1.0,
                 behaviour_log_probs=torch.zeros(len(response)),
-                last_segment=0,
+                ages=torch.zeros(len(response), dtype=torch.int64),
             )
         )
     return samples
@@ -75,7 +75,7 @@ def warm_start(args: argparse.Namespace, config: Config, ranks: Ranks) -> None:
             loss = stats.sums["loss"] / stats.tokens
             print(f"warm start {step}/{args.steps}  cross-entropy {loss:.3f} nats a token", flush=True)
     out = Path(args.out)
-    folder = publish_weights(policy, ranks, Path(args.model), out.parent / f".{out.name}", 0, keep=1)
+    folder = publish_weights(policy, ranks, config.model, out.parent / f".{out.name}", 0, keep=1)
     ranks.only_first(lambda: (folder.rename(out), folder.parent.rmdir()))
 
 

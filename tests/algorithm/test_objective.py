@@ -20,17 +20,17 @@ def make_batch(tokens=40, samples=6, seed=0, old=None):
         rewards=rewards,
         advantages=group_advantages(rewards, torch.arange(samples) // 3),
         behaviour_log_probs=log_probs.clone(),
-        last_segment=torch.ones(tokens, dtype=torch.bool),
+        ages=torch.zeros(tokens, dtype=torch.int64),
         old_log_probs=old,
     )
     return batch, log_probs
 
 
-def gradient(importance, batch, log_probs, mastery=None):
+def gradient(importance, batch, log_probs, mastery=None, tis_cap=None):
     x = log_probs.clone().requires_grad_()
     entropies = torch.full_like(log_probs, 0.1)
     scores = TokenScores(x, entropies, x.detach(), entropies)
-    objective = UloRLObjective(importance, 0.2, 0.28, mastery or Mastery("off", 0.99, 0.2, "sample"))
+    objective = UloRLObjective(importance, 0.2, 0.28, mastery or Mastery("off", 0.99, 0.2, "sample"), tis_cap)
     loss, tokens, sums, maxima = objective(batch, scores, lambda t: t)
     loss.backward()
     return x.grad, sums, maxima
@@ -60,6 +60,47 @@ def test_lag_is_seen_by_sais_alone():
     torch.testing.assert_close(sais, pois * math.exp(0.05))
     assert maxima["ratio_deviation"] == pytest.approx(math.exp(0.05) - 1)
     assert sums["mismatch"] == pytest.approx(0.05 * 40)
+
+
+def test_truncated_importance_sampling_weighs_each_token_by_a_capped_constant():
+    batch, log_probs = make_batch()
+    plain, _, _ = gradient("pois", batch, log_probs)
+    batch.behaviour_log_probs = log_probs - torch.linspace(-1.0, 1.0, 40).double()
+    weighted, sums, _ = gradient("pois", batch, log_probs, tis_cap=1.5)
+    expected = torch.linspace(-1.0, 1.0, 40).double().exp().clamp(max=1.5)
+    assert (expected == 1.5).any() and (expected < 1).any()
+    torch.testing.assert_close(weighted, plain * expected)
+    assert sums["ratio_deviation"] == 0  # the ratio of the clip stays POIS's
+    batch.old_log_probs = log_probs - 0.1  # several updates a step: the weight is of the policy at its start
+    later, _, _ = gradient("pois", batch, log_probs, tis_cap=1.5)
+    expected = (batch.old_log_probs - batch.behaviour_log_probs).exp().clamp(max=1.5)
+    torch.testing.assert_close(later, plain * expected * math.exp(0.1))
+
+
+def test_staleness_is_told_by_the_age_of_the_weights():
+    batch, log_probs = make_batch()
+    batch.ages = torch.arange(40) % 6
+    batch.behaviour_log_probs = log_probs - 0.02 * batch.ages
+    _, sums, _ = gradient("pois", batch, log_probs)
+    for age, members in {"0": [0], "1": [1], "2-3": [2, 3], "4-up": [4, 5]}.items():
+        of_age = torch.isin(batch.ages, torch.tensor(members))
+        ratio = (0.02 * batch.ages[of_age]).double().exp()
+        index = batch.sample_index[of_age]
+        expected = {
+            "tokens": of_age.sum(),
+            "ratio_deviation": (ratio - 1).sum(),
+            "kl": (ratio * ratio.log() - ratio + 1).sum(),
+            "outside_clip": 0,
+            "reward": batch.rewards[index].sum(),
+            "advantage": batch.advantages[index].sum(),
+        }
+        assert {name: sums[f"age-{age}/{name}"].item() for name in expected} == pytest.approx(
+            {name: float(value) for name, value in expected.items()}, abs=1e-12
+        )
+    batch.behaviour_log_probs = log_probs - 0.1 * batch.ages
+    _, sums, _ = gradient("pois", batch, log_probs)  # exp(0.3) - 1 = 0.35 is above clip_high 0.28
+    assert sums["age-2-3/outside_clip"] == (batch.ages == 3).sum()
+    assert sums["mismatch_tokens"] == (batch.ages == 0).sum()
 
 
 def test_mastery_modes():

@@ -63,8 +63,14 @@ def test_missing_values_are_named(write):
         ("policy.parallel.virtual_pipeline=2", "policy.parallel.virtual_pipeline"),
         ("evaluation.every=5", "data.eval"),
         ("run.total_steps=0", "run.total_steps"),
+        ("policy.optimizer.schedule=cosine", "policy.optimizer.decay_steps"),
+        ("policy.optimizer.min_lr=1e-7", "policy.optimizer.schedule"),
+        ("policy.overlap.param_gather=true", "policy.overlap.param_gather"),
         ("algorithm.importance=poise", "algorithm.importance"),
         ("nosuch.key=1", "nosuch"),
+        ("model.max_positions=0", "model.max_positions"),
+        ("servers.extra_args=[--context-length, 5]", "servers.extra_args"),
+        ("servers.extra_args=[--dtype=half]", "servers.extra_args"),
     ],
 )
 def test_values_that_cannot_work_are_refused(write, override, key):

@@ -23,10 +23,25 @@ class Counter:
         return self.value
 
 
+def take_turns(ranks):
+    """Each rank works alone, as often as it comes."""
+    spans = []
+    for _ in range(5):
+        with ranks.exclusive("work"):
+            begin = time.monotonic()
+            time.sleep(0.02)
+            spans.append((begin, time.monotonic()))
+    together = sorted(span for of_rank in ranks.gather(spans) for span in of_rank)
+    assert len(together) == 10
+    assert all(end <= begin for (_, end), (begin, _) in zip(together, together[1:]))  # noqa: B905
+
+
 def run(mode, ranks):
     with OnFirstRank(ranks, Counter, 40) as counter:
         assert counter.add(2) == 42
         assert ranks.gather(ranks.rank) == [0, 1]
+        if mode == "ok":
+            take_turns(ranks)
         if mode == "slow":
             # The first rank works longer than the group's timeout: nobody may sit in a collective meanwhile.
             assert ranks.on_first(lambda: time.sleep(4) or "done") == "done"

@@ -7,6 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import tiny_config
+from ulorl_megatron.config.schema import Importance
 from ulorl_megatron.monitor import Clock, Monitor
 from ulorl_megatron.monitor.metrics import METRICS
 from ulorl_megatron.rollout.sample import Status
@@ -23,7 +24,9 @@ def config(tmp_path):
 def step_metrics(step, **changes):
     """Every metric of a step, with values that depend on it."""
     names = [name for name in METRICS if not name.startswith("eval/")]
-    return {name: step + i / 64 for i, name in enumerate(names)} | {"rollout/truncated_share": 0.125} | changes
+    calm = {"rollout/truncated_share": 0.125, "servers/missing": 0}  # nothing to warn of
+    calm |= {name: 0.01 for name in names if name.endswith("/kl")}
+    return {name: step + i / 64 for i, name in enumerate(names)} | calm | changes
 
 
 EVALUATION = {"eval/accuracy": 0.25, "eval/mean_length": 31.0, "eval/truncated": 0.125}
@@ -116,6 +119,12 @@ def test_mostly_truncated_samples_are_warned_of(config, capsys):  # trl#5697
     assert "warning: 95%" in capsys.readouterr().out
 
 
+def test_servers_without_work_are_warned_of(config, capsys):
+    with opened(config, 0) as monitor:
+        monitor.step(1, step_metrics(1, **{"servers/missing": 1}))
+    assert "warning: 1 of the servers" in capsys.readouterr().out
+
+
 def test_summary_covers_the_parts_of_a_resumed_run(config, capsys, monkeypatch):
     monkeypatch.setattr("ulorl_megatron.monitor.summary._EDGE", 3)
     counts = {
@@ -173,3 +182,14 @@ def test_every_status_of_a_sample_is_a_declared_metric():
 
 def test_every_metric_has_a_meaning():
     assert all(meaning.strip() and "\n" not in meaning for meaning in METRICS.values())
+
+
+def test_a_policy_far_from_the_one_that_sampled_is_warned_of_under_pois(config, capsys):
+    with opened(config, 0) as monitor:
+        monitor.step(1, step_metrics(1, **{"age-2-3/kl": 0.0625}))
+    assert "0.062 nats a token from the one of age-2-3" in capsys.readouterr().out
+    config.algorithm.importance = Importance.sais
+    config.run.dir += "-sais"
+    with opened(config, 0) as monitor:
+        monitor.step(1, step_metrics(1, **{"age-2-3/kl": 0.0625}))
+    assert "warning" not in capsys.readouterr().out

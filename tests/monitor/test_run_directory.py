@@ -62,6 +62,8 @@ def test_what_does_not_change_the_result_may_change(config):
     config.servers.urls = ["http://elsewhere:1"]
     config.verifier.workers = 9
     config.checkpoint.every = 5
+    config.policy.parallel.expert = 2
+    config.run.processes = 2
     config.evaluation.every = 3
     config.data.eval = "heldout.jsonl"
     open_run_directory(config)

@@ -1,47 +1,58 @@
-"""One rank of a launch: computes every case of its world size, and resumes across layouts.
+"""One rank of a launch: computes every case of its world size, each in a forked process.
 
 python -m tests.parallel.policy_worker MODELS OUTPUT
+
+The process groups of a layout leave dozens of gloo threads behind, also when they are destroyed; forking leaves them
+with the case, and spares it the imports.
 """
 
+import os
+import socket
 import sys
-from dataclasses import asdict
+import time
+import traceback
 from pathlib import Path
-from typing import Any, Dict, List
 
 import torch
-from megatron.core import parallel_state as mpu
 
-from tests.parallel.layouts import CASES, RESUMED, compute, samples
-from tests.policy.support import objective, policy_config
-from ulorl_megatron.config.schema import ParallelConfig
+from checkpoint_tools.publish import write_atomically
+from tests.parallel.layouts import CASES, Case, compute
 from ulorl_megatron.launch.ranks import Ranks
-from ulorl_megatron.policy import Policy
-
-
-def resume(models: Path, run_dir: Path, model: str, *layouts: Dict[str, int]) -> List[Dict[str, Any]]:
-    """Stats of the update after a save in the first layout, and of the same update resumed in the second."""
-    stats = []
-    for sizes in layouts:
-        mpu.destroy_model_parallel()
-        policy = Policy(policy_config(models / model, run_dir, ParallelConfig(**sizes)))
-        if policy.load_latest() is None:
-            policy.update(samples(), objective())
-            policy.save(1)
-        stats.append(asdict(policy.update(samples(), objective())))
-    return stats
 
 
 def main() -> None:
     models, output = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
+    for case in CASES[int(os.environ["WORLD_SIZE"])]:
+        child = os.fork()
+        if child == 0:
+            try:
+                run(case, models, output)
+                os._exit(0)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{case.name} failed")
+
+
+def run(case: Case, models: Path, output: Path) -> None:
+    os.environ["MASTER_PORT"] = str(port_of(case, output))
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # rank 0 hosts the store, not the launcher
     with Ranks() as ranks:
-        results = {}
-        for case in CASES[ranks.world_size]:
-            mpu.destroy_model_parallel()
-            results[case.name] = compute(models, output / "run", case)
-        if ranks.world_size == 2:
-            results["resumed"] = [resume(models, output / f"run-{i}", *case) for i, case in enumerate(RESUMED)]
-        torch.save(results, output / f"{ranks.rank}.pt")
+        torch.save(compute(models, output / "run", case), output / f"{case.name}-{ranks.rank}.pt")
+
+
+def port_of(case: Case, output: Path) -> int:
+    """A port of this case's own: a rank that is ahead must not meet the case before."""
+    file = output / f"{case.name}.port"
+    if os.environ["RANK"] == "0":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            write_atomically(file, str(probe.getsockname()[1]).encode())
+    while not file.exists():
+        time.sleep(0.01)
+    return int(file.read_text())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ TEMPERATURE = 0.85
 
 
 def policy_config(model: Path, run_dir: Path, parallel: ParallelConfig | None = None) -> Config:
-    """float32, several samples a micro-batch and several micro-batches a step, a plain AdamW without decay."""
+    """float32, several samples a micro-batch and micro-batches a step, AdamW without decay, synchronous saves."""
     config = Config()
     config.run.dir = str(run_dir)
     config.model.path = str(model)
@@ -27,6 +27,7 @@ def policy_config(model: Path, run_dir: Path, parallel: ParallelConfig | None = 
     config.policy.parallel = parallel or ParallelConfig()
     config.policy.optimizer.lr = 1e-3
     config.policy.optimizer.weight_decay = 0.0
+    config.checkpoint.asynchronous = False
     return config
 
 
@@ -56,7 +57,7 @@ def make_samples(count: int = 9, seed: int = 1, longest: int = 60) -> List[Train
                 reward=float(i % 2),
                 advantage=float(torch.randn((), generator=g)),
                 behaviour_log_probs=-torch.rand(n - prompt, generator=g),
-                last_segment=min(3, n - prompt),
+                ages=(torch.arange(n - prompt).flip(0) // 3),
             )
         )
     return samples

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,9 +27,10 @@ from tests.tiny_models import tiny_model
 from ulorl_megatron.config.schema import ParallelConfig, Recompute, TransformerImpl
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.policy import Policy
-from ulorl_megatron.policy.model import padded_vocab_size, transformer_config
+from ulorl_megatron.policy.attention import PackedCausalAttention
+from ulorl_megatron.policy.model import RMSNorm, padded_vocab_size, transformer_config
 from ulorl_megatron.policy.packing import pack_lengths
-from ulorl_megatron.policy.parallel import faults
+from ulorl_megatron.weight_sync import publish_weights
 
 KINDS = ["moe", "dense", "tied"]
 
@@ -66,6 +69,25 @@ def test_yarn_logits_equal_transformers(tmp_path):
     assert (logits(policy, sequences) - expected).abs().max() < 1e-5
     plain = tiny_model(tmp_path / "plain", "moe")
     assert (hf_logits(plain, sequences) - expected).abs().max() > 1e-2  # scaling does something here
+
+
+@pytest.mark.parametrize("dialect", ["transformers-4", "transformers-5"])
+def test_yarn_of_the_configuration_is_the_yarn_of_the_exported_weights(tiny, tmp_path, dialect):
+    source = tmp_path / "source"
+    shutil.copytree(tiny("dense"), source)
+    if dialect == "transformers-4":
+        fields = json.loads((source / "config.json").read_text())
+        fields |= {"rope_theta": fields.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
+        (source / "config.json").write_text(json.dumps(fields))
+    config = policy_config(source, tmp_path / "run")
+    config.model.yarn_factor, config.model.yarn_original = 1.5, 32
+    policy = Policy(config)
+    ranks = SimpleNamespace(rank=0, world_size=1, only_first=lambda work: work(), gather=lambda item: [item])
+    folder = publish_weights(policy, ranks, config.model, tmp_path / "weights", 1, keep=1)
+    sequences = [torch.arange(48), torch.arange(20)]
+    difference = logits(policy, sequences) - hf_logits(folder, sequences)
+    assert difference.abs().max() < 1e-5
+    assert (hf_logits(folder, sequences) - hf_logits(source, sequences)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,40 +131,53 @@ def test_every_tensor_is_read_once_or_the_load_stops(tiny, tmp_path, change, mes
 
 
 def test_router_auxiliary_loss_of_the_model_does_not_leak_in(tiny, tmp_path):  # SkyRL#838, NeMo-RL#3169
-    path = tmp_path / "with_aux"
-    shutil.copytree(tiny(), path)
-    config = json.loads((path / "config.json").read_text())
-    assert config["router_aux_loss_coef"] > 0
-    config["router_aux_loss_coef"] = 1000.0
-    (path / "config.json").write_text(json.dumps(config))
-    stats = [Policy(policy_config(p, tmp_path)).update(make_samples(), objective()) for p in (tiny(), path)]
-    assert stats[0] == stats[1]
-    built = transformer_config(Architecture.from_hf(path), policy_config(path, tmp_path).policy, torch.float32)
+    """Neither it nor the z-loss; that the gradient has none of it: test_invariance.py."""
+    built = transformer_config(Architecture.from_hf(tiny()), policy_config(tiny(), tmp_path).policy, torch.float32)
     assert built.moe_aux_loss_coeff == 0 and built.moe_router_load_balancing_type == "none"
     assert built.moe_z_loss_coeff is None
 
 
-@pytest.mark.parametrize("recompute", [Recompute.selective, Recompute.full])
-def test_recomputation_changes_nothing(tiny, tmp_path, recompute):
-    config = policy_config(tiny(), tmp_path)
-    plain = Policy(config).update(make_samples(), objective())
-    config.policy.recompute = recompute
-    assert Policy(config).update(make_samples(), objective()).grad_norm == pytest.approx(plain.grad_norm, rel=1e-6)
+@pytest.mark.parametrize("kind", ["moe", "dense"])
+def test_recomputation_changes_nothing(tiny, tmp_path, monkeypatch, kind):
+    """Gradients to the bit. Under parallel layouts: tests/parallel."""
+    config = policy_config(tiny(kind), tmp_path)
+    read_out_gradients(config)
+    calls = Counter()
+    for name, module in (("attention", PackedCausalAttention), ("norm", RMSNorm)):
+        monkeypatch.setattr(module, "forward", counted(module.forward, calls, name))
+    weights, counts = {}, {}
+    for recompute in Recompute:
+        calls.clear()
+        config.policy.recompute = recompute
+        policy = Policy(config)
+        policy.update(make_samples(), objective())
+        weights[recompute], counts[recompute] = hf_weights(policy), dict(calls)
+    for recompute in (Recompute.selective, Recompute.full):
+        for name, weight in weights[Recompute.none].items():
+            assert torch.equal(weights[recompute][name], weight), name
+    none, selective, full = (counts[recompute] for recompute in (Recompute.none, Recompute.selective, Recompute.full))
+    assert selective == {"attention": 2 * none["attention"], "norm": none["norm"]}
+    final_norms = none["attention"] // 2  # one a micro-batch, attention has two layers; it belongs to no layer
+    assert full == {"attention": 2 * none["attention"], "norm": 2 * none["norm"] - final_norms}
 
 
-def test_layouts_that_cannot_work_say_why(tiny):
-    moe, dense = (Architecture.from_hf(tiny(kind)) for kind in ("moe", "dense"))
-    cases = {
-        "key-value heads": (moe, ParallelConfig(tensor=4), 4),
-        "layers": (moe, ParallelConfig(pipeline=4), 4),
-        "8 experts": (moe, ParallelConfig(expert=3), 3),
-        "does not divide 3 ranks": (moe, ParallelConfig(tensor=2), 3),
-        "expert x expert_tensor x pipeline = 4": (moe, ParallelConfig(expert=2, expert_tensor=2), 2),
-        "has no experts": (dense, ParallelConfig(expert=2), 2),
-    }
-    for reason, (arch, sizes, world) in cases.items():
-        assert any(reason in fault for fault in faults(sizes, arch, world)), reason
-    assert list(faults(ParallelConfig(tensor=2, expert=4, context=2), moe, 4)) == []
+def counted(forward, calls, name):
+    def wrapped(*args, **kwargs):
+        calls[name] += 1
+        return forward(*args, **kwargs)
+
+    return wrapped
+
+
+def test_layouts_and_models_that_cannot_work_are_refused_before_groups_are_made(tiny, tmp_path):
+    """The single reasons are in tests/config/test_fit.py."""
+    path = tmp_path / "faulty"
+    shutil.copytree(tiny(), path)
+    config = json.loads((path / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="does not divide 1 ranks; .* 8 experts; rope scaling 'linear'"):
+        Policy(policy_config(path, tmp_path, ParallelConfig(expert=3)))
 
 
 def test_transformer_engine_is_asked_for_by_name(tiny, tmp_path):

@@ -1,11 +1,9 @@
-"""Updates, scores, checkpoints on one rank."""
+"""Updates and scores on one rank."""
 
 import math
-import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.policy.support import (
     TEMPERATURE,
@@ -19,10 +17,8 @@ from tests.policy.support import (
 )
 from tests.tiny_models import tiny_model
 from ulorl_megatron.algorithm.objective import cross_entropy_objective
-from ulorl_megatron.config.schema import Distribution, Dtype, OptimizerConfig
-from ulorl_megatron.errors import UserError
+from ulorl_megatron.config.schema import Distribution
 from ulorl_megatron.policy import NonFiniteGradient, Policy
-from ulorl_megatron.policy.optimizer import learning_rate
 
 
 @pytest.fixture
@@ -102,73 +98,6 @@ def test_the_loss_is_divided_once_by_the_tokens_of_the_step(config):  # AReaL#12
     assert once.grad_norm == pytest.approx(norm, rel=1e-5)
 
 
-def test_two_steps_equal_plain_adamw(config):
-    samples = make_samples()
-    config.policy.optimizer.weight_decay = 0.1
-    optimizer = config.policy.optimizer
-    policy = Policy(config)
-    expected = hf_weights(policy)
-    moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in expected.items()}
-    for step in (1, 2):
-        # The reference's gradient at the policy's own weights: what is compared is the optimizer's arithmetic.
-        before = hf_weights(policy)
-        stats = policy.update(samples, objective())
-        after = hf_weights(policy)
-        grads = reference_at(config, before, samples)
-        clip = min(1.0, optimizer.clip_grad / (stats.grad_norm + 1e-6))
-        for name, weight in before.items():
-            m, v = moments[name]
-            g = grads[name] * clip
-            m.mul_(optimizer.beta1).add_(g, alpha=1 - optimizer.beta1)
-            v.mul_(optimizer.beta2).addcmul_(g, g, value=1 - optimizer.beta2)
-            m_hat, v_hat = m / (1 - optimizer.beta1**step), v / (1 - optimizer.beta2**step)
-            decay = optimizer.weight_decay if weight.ndim > 1 else 0.0  # norms are not decayed
-            wanted = weight * (1 - optimizer.lr * decay) - optimizer.lr * m_hat / (v_hat.sqrt() + optimizer.eps)
-            clear = v_hat.sqrt() > 1e-5  # below, the direction of the step is rounding noise
-            torch.testing.assert_close(after[name][clear], wanted[clear], atol=2e-6, rtol=1e-5)
-
-
-def reference_at(config, weights, samples):
-    directory = config.run.dir + "/at"
-    shutil.copytree(config.model.path, directory, dirs_exist_ok=True)
-    save_file({k: v.contiguous() for k, v in weights.items()}, directory + "/model.safetensors", {"format": "pt"})
-    return reference(directory, samples).gradients
-
-
-@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
-def test_a_step_at_learning_rate_zero_changes_no_bit(config, dtype):  # SkyRL#2149, Megatron-LM#5071
-    config.model.dtype = dtype
-    config.policy.optimizer.lr = 0.0
-    config.policy.optimizer.weight_decay = 0.1
-    policy = Policy(config)
-    before = hf_weights(policy)
-    assert policy.update(make_samples(), objective()).grad_norm > 0
-    after = hf_weights(policy)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert {t.dtype for t in after.values()} == {getattr(torch, dtype.value)}
-
-
-def test_small_bfloat16_steps_add_up_in_the_masters(config):
-    """Each step is far below bfloat16's resolution; without float32 masters nothing would ever move."""
-    config.model.dtype = Dtype.bfloat16
-    config.policy.optimizer.lr = 5e-4
-    policy = Policy(config)
-    before = hf_weights(policy)["model.norm.weight"].float()
-    for _ in range(12):
-        policy.update(make_samples(), objective())
-    moved = hf_weights(policy)["model.norm.weight"].float() - before
-    assert moved.abs().max() > 1e-3
-
-
-def test_the_learning_rate_warms_up_and_stays(config):
-    settings = OptimizerConfig(lr=1e-3, warmup_steps=4)
-    assert [learning_rate(settings, n) for n in (1, 2, 4, 5, 1000)] == [2.5e-4, 5e-4, 1e-3, 1e-3, 1e-3]
-    assert learning_rate(OptimizerConfig(lr=1e-3), 1) == 1e-3
-    config.policy.optimizer.warmup_steps = 2
-    policy = Policy(config)
-    assert [policy.update(make_samples(), objective()).lr for _ in range(3)] == [5e-4, 1e-3, 1e-3]
-
-
 @pytest.mark.parametrize("factor", [math.inf, math.nan])
 def test_an_undefined_gradient_stops_the_run(config, factor):
     def broken(batch, scores, reduce):
@@ -192,54 +121,6 @@ def test_stats_of_two_updates_of_a_step(config):
     assert both.sums["loss"] == first.sums["loss"] + second.sums["loss"]
     assert both.maxima["mismatch"] == max(first.maxima["mismatch"], second.maxima["mismatch"])
     assert both.grad_norm == max(first.grad_norm, second.grad_norm)
-
-
-def test_resuming_goes_on_exactly(config):
-    samples = make_samples()
-    policy = Policy(config)
-    assert policy.load_latest() is None
-    for _ in range(2):
-        policy.update(samples, objective())
-    policy.save(7)
-    expected = [policy.update(samples, objective()) for _ in range(2)]
-    weights = hf_weights(policy)
-    resumed = Policy(config)
-    assert resumed.load_latest() == 7
-    assert [resumed.update(samples, objective()) for _ in range(2)] == expected
-    assert all(torch.equal(w, weights[name]) for name, w in hf_weights(resumed).items())
-
-
-def test_a_checkpoint_before_the_first_update_resumes_too(config):
-    """A step may release no sample, and is saved all the same."""
-    samples = make_samples()
-    policy = Policy(config)
-    policy.save(1)
-    expected = policy.update(samples, objective())
-    resumed = Policy(config)
-    assert resumed.load_latest() == 1
-    assert resumed.update(samples, objective()) == expected
-
-
-def test_only_complete_checkpoints_count_and_old_ones_go(config, tmp_path):
-    policy = Policy(config)
-    directory = tmp_path / "checkpoints"
-    for step in (1, 2, 3):
-        policy.save(step)
-    assert sorted(p.name for p in directory.iterdir()) == ["latest", "step-000002", "step-000003"]
-    (directory / ".step-000004.partial").mkdir()  # a kill while writing
-    (directory / "step-000004").mkdir()  # and one before the pointer
-    assert policy.load_latest() == 3
-    policy.save(4)
-    assert sorted(p.name for p in directory.iterdir()) == ["latest", "step-000003", "step-000004"]
-    assert policy.load_latest() == 4
-
-
-def test_a_pointer_that_leads_nowhere_is_told(config, tmp_path):
-    policy = Policy(config)
-    policy.save(1)
-    (tmp_path / "checkpoints" / "latest").write_text("step-000009\n")
-    with pytest.raises(UserError, match="step-000009, which is not a complete checkpoint"):
-        policy.load_latest()
 
 
 def test_weights_of_another_directory(config, tmp_path):

@@ -1,49 +1,21 @@
 """Faults of a server: the client names them, retries what may be retried, and takes no unsound token."""
 
-import asyncio
 import math
 
 import pytest
 
 from tests import fake_server
-from tests.conftest import tiny_config
-from tests.fake_server import FakeServer, aborted_after, altered, status
+from tests.fake_server import aborted_after, altered, status
+from tests.rollout.support import PROMPT, SAMPLING, run_pool
 from tests.tiny_models import EOS
-from ulorl_megatron.errors import UserError
-from ulorl_megatron.rollout.client import Finish, RequestRejected, Sampling, WeightUpdateFailed
+from ulorl_megatron.rollout.client import Finish, RequestRejected
 from ulorl_megatron.rollout.served_model import ServedModel
-from ulorl_megatron.rollout.server_pool import RequestFailed, ServerPool
-
-PROMPT = list(b"2+3=")
-SAMPLING = Sampling(0.85)
+from ulorl_megatron.rollout.server_pool import RequestFailed
 
 
 @pytest.fixture
 def model(tmp_path) -> ServedModel:
     return ServedModel(tmp_path / "model", vocab_size=272, stop_token_ids=frozenset([EOS]))
-
-
-def run(model, tmp_path, work, *, servers=1, timeout_s=30.0, retries=3):
-    """`work(pool, fakes)` with a pool over fresh stand-ins that already hold version 0."""
-
-    async def start(fakes, urls):
-        if len(urls) < servers:
-            fake = FakeServer()
-            async with fake.serve() as url:
-                return await start([*fakes, fake], [*urls, url])
-        config = tiny_config(tmp_path, model.path)
-        config.servers.urls = urls
-        config.rollout.request_timeout_s = timeout_s
-        config.rollout.request_retries = retries
-        pool = ServerPool(config, model, backoff_s=0.001)
-        for member in pool.members:
-            member.version = 0
-        try:
-            return await work(pool, fakes)
-        finally:
-            await pool.close()
-
-    return asyncio.run(start([], []))
 
 
 def log_prob(value):
@@ -100,6 +72,7 @@ UNSOUND = {
     "503": status(503),
     "500": status(500, "Out of memory even after retracting all other requests"),  # sglang#19881
     "429": status(429),
+    "404": status(404, "no such route here: not a server of ours"),
 }
 
 
@@ -109,7 +82,7 @@ def test_an_unsound_answer_is_asked_again(model, tmp_path, name):
         fakes[0].faults = [UNSOUND[name]]
         return await pool.generate(PROMPT, SAMPLING, 8), fakes[0].requests
 
-    got, requests = run(model, tmp_path, work)
+    got, requests = run_pool(model, tmp_path, work)
     assert len(got.tokens) == len(got.log_probs) == len(got.versions) == 8
     assert len(requests) == 2 and requests[0]["rid"] != requests[1]["rid"]
 
@@ -121,7 +94,7 @@ def test_after_the_last_try_it_fails_with_the_reason(model, tmp_path):
             await pool.generate(PROMPT, SAMPLING, 8)
         return pool.members[0].outstanding
 
-    assert run(model, tmp_path, work, retries=2) == 0
+    assert run_pool(model, tmp_path, work, retries=2) == 0
 
 
 def test_a_lost_request_is_aborted_and_sent_again(model, tmp_path):  # verl#7155
@@ -129,7 +102,7 @@ def test_a_lost_request_is_aborted_and_sent_again(model, tmp_path):  # verl#7155
         fakes[0].faults = [fake_server.silence]
         return await pool.generate(PROMPT, SAMPLING, 8), fakes[0].calls
 
-    got, calls = run(model, tmp_path, work, timeout_s=0.3)
+    got, calls = run_pool(model, tmp_path, work, timeout_s=0.3)
     assert len(got.tokens) == 8
     assert calls == ["/generate", "/abort_request", "/generate"]
 
@@ -141,7 +114,7 @@ def test_a_refused_request_is_not_repeated(model, tmp_path):
             await pool.generate(PROMPT, SAMPLING, 8)
         return fakes[0].requests
 
-    assert len(run(model, tmp_path, work)) == 1
+    assert len(run_pool(model, tmp_path, work)) == 1
 
 
 def test_a_length_stop_short_of_the_budget_is_not_taken_for_a_segment(model, tmp_path):  # slime#2261
@@ -155,32 +128,34 @@ def test_a_length_stop_short_of_the_budget_is_not_taken_for_a_segment(model, tmp
         with pytest.raises(RequestRejected, match="7 of 8 tokens.*--context-length"):
             await pool.generate(PROMPT, SAMPLING, 8)
 
-    run(model, tmp_path, work)
+    run_pool(model, tmp_path, work)
 
 
-def test_an_aborted_answer_keeps_its_tokens_and_the_reason(model, tmp_path):
+def test_an_aborted_answer_keeps_its_tokens_and_the_reason(model, tmp_path):  # sglang#11673
     async def work(pool, fakes):
         fakes[0].faults = [aborted_after(3, "KV cache is full"), aborted_after(0)]
         return await pool.generate(PROMPT, SAMPLING, 8), await pool.generate(PROMPT, SAMPLING, 8)
 
-    some, none = run(model, tmp_path, work)
+    some, none = run_pool(model, tmp_path, work)
     assert some.finish is Finish.aborted and some.abort_reason == "KV cache is full"
     assert len(some.tokens) == len(some.log_probs) == len(some.versions) == 3
     assert none.finish is Finish.aborted and none.tokens == []
 
 
-def test_every_request_says_everything_and_shares_nothing(model, tmp_path):  # verl#6364
+def test_every_request_says_everything_and_shares_nothing(model, tmp_path):  # verl#6364, verl#7207
     async def work(pool, fakes):
         await pool.generate(PROMPT, SAMPLING, 8)
         await pool.generate(PROMPT, SAMPLING, 5)
         return fakes[0].requests
 
-    first, second = run(model, tmp_path, work)
+    first, second = run_pool(model, tmp_path, work)
     expected = {"temperature": 0.85, "top_p": 1.0, "top_k": -1, "stop_token_ids": [EOS]}
     assert first["sampling_params"] == {**expected, "max_new_tokens": 8}
     assert second["sampling_params"] == {**expected, "max_new_tokens": 5}
     assert first["return_logprob"] is True and second["return_logprob"] is True
     assert "text" not in first
+    # They cover the whole sequence, so that those of two segments cannot be put together (verl#6029).
+    assert "return_routed_experts" not in first
 
 
 def test_versions_are_per_token_from_the_stamps(model, tmp_path):
@@ -192,51 +167,17 @@ def test_versions_are_per_token_from_the_stamps(model, tmp_path):
 
     async def work(pool, fakes):
         fakes[0].faults = [altered(crossed)]
-        return await pool.generate(PROMPT, SAMPLING, 8)
+        return await pool.members[0].client.generate(PROMPT, SAMPLING, 8, timeout_s=5.0)
 
-    assert run(model, tmp_path, work).versions == [0, 0, 0, 1, 1, 1, 1, 1]
-
-
-def test_a_retry_goes_to_another_server(model, tmp_path):
-    async def work(pool, fakes):
-        fakes[0].faults = [status(503)]
-        await pool.generate(PROMPT, SAMPLING, 8)
-        return [len(fake.requests) for fake in fakes]
-
-    assert run(model, tmp_path, work, servers=2) == [1, 1]
+    assert run_pool(model, tmp_path, work).versions == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
-def test_work_goes_where_the_fewest_tokens_are_outstanding(model, tmp_path):
-    async def work(pool, fakes):
-        pool.members[0].outstanding = 1000
-        await asyncio.gather(*(pool.generate(PROMPT, SAMPLING, 64) for _ in range(4)))
-        return [len(fake.requests) for fake in fakes], [m.outstanding for m in pool.members]
-
-    assert run(model, tmp_path, work, servers=2) == ([0, 4], [1000, 0])
-
-
-def test_a_server_that_did_not_confirm_gets_no_work(model, tmp_path, tiny_moe):
-    async def work(pool, fakes):
-        fakes[0].reported_version = "6"
-        await pool.update_weights(tiny_moe, 7)
-        await asyncio.gather(*(pool.generate(PROMPT, SAMPLING, 8) for _ in range(4)))
-        counts = [len(fake.requests) for fake in fakes]
-        fakes[1].reported_version = "6"
-        with pytest.raises(WeightUpdateFailed, match="no server holds the new weights"):
-            await pool.update_weights(tiny_moe, 8)
-        with pytest.raises(UserError, match="no server holds weight version 8"):
-            await pool.generate(PROMPT, SAMPLING, 8)
-        return counts
-
-    assert run(model, tmp_path, work, servers=2) == [0, 4]
-
-
-def test_an_update_pauses_loads_and_goes_on(model, tmp_path, tiny_moe):
+def test_an_update_pauses_loads_and_goes_on(model, tmp_path, tiny_moe):  # sglang#12099
     async def work(pool, fakes):
         await pool.update_weights(tiny_moe, 1)
         return fakes[0].calls, fakes[0].version
 
-    calls, version = run(model, tmp_path, work)
+    calls, version = run_pool(model, tmp_path, work)
     assert calls == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
     assert version == "1"
 
@@ -248,4 +189,4 @@ def test_minus_infinity_is_no_log_prob(model, tmp_path):
         fakes[0].faults = [log_prob(-math.inf), log_prob(math.nan)]
         return await pool.generate(PROMPT, SAMPLING, 8), len(fakes[0].requests)
 
-    assert run(model, tmp_path, work)[1] == 3
+    assert run_pool(model, tmp_path, work)[1] == 3

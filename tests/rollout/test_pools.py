@@ -216,6 +216,83 @@ def test_the_law_holds_over_a_random_run_and_none_trains_twice(store, release, r
     assert prompts.taken == sorted(set(prompts.taken)), "no prompt is issued twice or left out"
 
 
+def recalled(store, step=1):
+    """Pools as after a kill: the step begins again, and takes up what arrived."""
+    pools = pools_over(store)
+    pools.admit(step, Prompts())
+    return pools, pools.recall(step)
+
+
+def test_what_arrived_is_given_back_as_it_was(store):
+    pools = pools_over(store)
+    pools.admit(1, Prompts())
+    a, b, c, d, *_ = pools.unfinished
+    complete(a, 1)
+    complete(b, 0)
+    b.reward, b.status = None, Status.unfinished  # killed before its verdict
+    c.grow(Segment(1, [1, 2], [-1.0, -2.0], [0, 0]), finished=False, global_max_length=CAP)
+    store.arrive(1, [a, b, c])
+
+    pools, count = recalled(store)
+    assert count == 3
+    again = {s.id: s for group in pools._groups.values() for s in group}
+    assert [again[s.id] for s in (a, b, c, d)] == [a, b, c, d]
+    assert again[1].finished and again[1] in pools.unfinished, "to be judged, not to be decoded"
+
+
+def test_what_does_not_continue_a_sample_is_dropped(store):
+    pools = pools_over(store)
+    samples = pools.admit(1, Prompts())
+    for s in samples[:3]:
+        complete(s, 1)
+    samples[0].prompt_tokens.append(99)  # the data set has another row there now
+    samples[1].segments[0].versions[:] = [1]  # of weights that come after the step
+    samples[2].id = 77  # no such sample
+    store.arrive(1, samples[:3])
+    pools, count = recalled(store)
+    assert count == 0 and store.arrivals() == {}
+    assert all(not s.segments for s in pools.unfinished)
+    pools.commit(1)
+
+
+@pytest.mark.parametrize("release", ["sample", "group"])
+def test_steps_done_again_after_a_rewind_find_every_segment(store, release):
+    """Whatever step the checkpoint is of, nothing is decoded again and the same samples train in the same steps."""
+    rng = random.Random(5)
+    prompts = Prompts()
+
+    def run(first, last, decode):
+        pools = pools_over(store, release=release)
+        for step in range(first, last + 1):
+            pools.admit(step, prompts)
+            in_flight = pools.unfinished
+            pools.recall(step)
+            for s in in_flight:
+                decode(s, step)
+            pools.release(step)
+            pools.commit(step)
+
+    def decode(s, step):
+        if rng.random() < 0.5:
+            s.grow(Segment(step, [1] * SEGMENT, [-1.0] * SEGMENT, [step - 1] * SEGMENT), finished=False,
+                   global_max_length=CAP)  # fmt: skip
+            if s.truncated:
+                s.reward, s.status = 0.0, Status.waiting
+        else:
+            complete(s, rng.randint(0, 1), step)
+
+    def nothing_to_decode(s, step):
+        assert s.segments[-1].step == step
+
+    run(1, 12, decode)
+    trained, counts = store.trained(), store.counts()
+    assert len(trained) > 10
+    for step in (11, 7, 0):
+        store.rewind(step)
+        run(step + 1, 12, nothing_to_decode)
+        assert (store.trained(), store.counts()) == (trained, counts)
+
+
 def test_a_sample_lost_in_memory_is_noticed(store):
     pools = pools_over(store)
     pools.admit(1, Prompts())

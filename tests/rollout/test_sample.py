@@ -1,6 +1,6 @@
 import pytest
 
-from ulorl_megatron.rollout.sample import Sample, Segment
+from ulorl_megatron.rollout.sample import Sample, Segment, age, lost
 
 
 def fresh() -> Sample:
@@ -35,3 +35,9 @@ def test_truncated_exactly_at_the_cap():
     assert not sample.complete
     sample.grow(segment(1), finished=False, global_max_length=8)
     assert sample.truncated and not sample.finished and sample.length == 8
+
+
+def test_lost_weights_are_never_the_current_ones_and_keep_their_age():
+    assert [age(v, 7) for v in (7, 6, 0)] == [0, 1, 7]
+    assert [age(lost(v), 7) for v in (7, 6, 0)] == [1, 1, 7]
+    assert lost(lost(5)) == lost(5) < 0

@@ -1,14 +1,16 @@
 import asyncio
 import math
-from typing import List
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import List, Optional
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ulorl_megatron.config.schema import RolloutConfig
+from ulorl_megatron.config.schema import RolloutConfig, Stop
 from ulorl_megatron.rollout.client import Finish, Generation, RequestRejected, Sampling
-from ulorl_megatron.rollout.sample import Sample, Status
+from ulorl_megatron.rollout.sample import Sample, Segment, Status
 from ulorl_megatron.rollout.scheduler import SegmentRollout
 from ulorl_megatron.rollout.server_pool import RequestFailed
 from ulorl_megatron.verifier import VerifierFailed
@@ -26,8 +28,17 @@ class ScriptedPool:
     def __init__(self, script=()):
         self.script = list(script)
         self.calls = []
+        self.expected = None
 
-    async def generate(self, input_ids: List[int], sampling: Sampling, max_new_tokens: int) -> Generation:
+    def expect(self, tokens: int) -> None:
+        self.expected = tokens
+
+    def kept(self):
+        return nullcontext()
+
+    async def generate(
+        self, input_ids: List[int], sampling: Sampling, max_new_tokens: int, group: int, cut: Optional[asyncio.Event]
+    ) -> Generation:
         assert input_ids[: len(PROMPT)] == PROMPT
         so_far = input_ids[len(PROMPT) :]
         assert so_far == list(range(len(so_far))), "a segment continues by ids exactly"
@@ -57,8 +68,8 @@ async def right(sample: Sample) -> float:
     return 1.0
 
 
-def collect(pool, samples, verify=right, step=1, rollout=None):
-    return asyncio.run(SegmentRollout(pool, rollout or config()).collect(step, samples, verify))
+def collect(pool, samples, verify=right, step=1, rollout=None, keep=lambda sample: None):
+    return asyncio.run(SegmentRollout(pool, rollout or config()).collect(step, samples, verify, keep))
 
 
 kinds = st.tuples(
@@ -157,12 +168,12 @@ def test_verification_does_not_wait_for_the_last_decode():
     begun = asyncio.Event()
 
     class Held(ScriptedPool):
-        async def generate(self, input_ids, sampling, max_new_tokens):
+        async def generate(self, input_ids, sampling, max_new_tokens, group, cut):
             if self.calls:
                 self.calls.append(None)
                 await begun.wait()
                 return Generation([], [], [], Finish.aborted, "held")
-            return await super().generate(input_ids, sampling, max_new_tokens)
+            return await super().generate(input_ids, sampling, max_new_tokens, group, cut)
 
     async def verify(sample):
         begun.set()
@@ -174,9 +185,38 @@ def test_verification_does_not_wait_for_the_last_decode():
     assert other.status is Status.unfinished
 
 
+def test_a_sample_that_has_its_segment_is_not_decoded_again():
+    """Taken up after a kill: one goes on next step, one is judged, one was judged; the fourth is decoded."""
+    going_on, to_judge, judged, missing = (sample(i) for i in range(4))
+    going_on.grow(Segment(1, [7] * 16, [-1.0] * 16, [0] * 16), finished=False, global_max_length=64)
+    for one in (to_judge, judged):
+        one.grow(Segment(1, [7, EOS], [-1.0] * 2, [0] * 2), finished=True, global_max_length=64)
+    judged.reward, judged.status = 0.0, Status.waiting
+    pool, kept = ScriptedPool(), []
+    stats = collect(pool, [going_on, to_judge, judged, missing], keep=lambda s: kept.append((s.id, s.reward)))
+    assert pool.calls == [(0, 16)] and missing.length == 16
+    assert (to_judge.reward, judged.reward) == (1.0, 0.0)
+    assert sorted(kept) == [(1, 1.0), (3, None)]
+    assert (stats.recalled, stats.finished, stats.unfinished, stats.tokens) == (3, 2, 2, 16)
+
+
+def test_segments_are_kept_as_they_come_and_verdicts_after_them():
+    kept = []
+    one = sample()
+    collect(ScriptedPool([("eos", 0.5)]), [one], keep=lambda s: kept.append((s.length, s.reward)))
+    assert kept == [(8, None), (8, 1.0)]
+
+
+def test_the_pool_is_told_what_to_expect():
+    pool, fresh, old = ScriptedPool(), sample(0), sample(1)
+    collect(pool, [old], step=1)
+    collect(pool, [fresh, old], step=2)
+    assert pool.expected == 2 * len(PROMPT) + 16 + 2 * 16
+
+
 def test_what_is_fatal_stops_the_step():
     class Refusing(ScriptedPool):
-        async def generate(self, input_ids, sampling, max_new_tokens):
+        async def generate(self, input_ids, sampling, max_new_tokens, group, cut):
             raise RequestRejected("context too small")
 
     with pytest.raises(RequestRejected, match="context too small"):
@@ -200,3 +240,40 @@ def test_evaluation_gives_n_of_each_and_never_passes_the_cap():
 def test_evaluation_over_fewer_responses_is_an_error():
     with pytest.raises(RequestFailed):
         asyncio.run(SegmentRollout(ScriptedPool([("fail", 1)]), config()).sample_to_end([PROMPT], 1, Sampling(1)))
+
+
+class PacedPool(ScriptedPool):
+    """A token of every response each millisecond; response `id` ends after ends[id] tokens."""
+
+    def __init__(self, ends):
+        super().__init__()
+        self.ends = ends
+
+    async def generate(self, input_ids, sampling, max_new_tokens, group, cut):
+        so_far, tokens = len(input_ids) - len(PROMPT), []
+        wanted = min(max_new_tokens, self.ends[group] - so_far)
+        while len(tokens) < wanted and not cut.is_set():
+            await asyncio.sleep(0.001)
+            tokens.append(so_far + len(tokens))
+        ended = so_far + len(tokens) == self.ends[group]
+        finish = Finish.eos if ended else Finish.length if len(tokens) == max_new_tokens else Finish.aborted
+        return Generation(tokens, [-0.5] * len(tokens), [0] * len(tokens), finish, "cut")
+
+
+def test_enough_complete_samples_end_the_step_and_every_token_is_kept():
+    ends = {0: 4, 1: 2000, 2: 8, 3: 3000, 4: 12}
+    samples = [replace(sample(id), group_id=id) for id in ends]
+    rollout = replace(config(length=4096, segments=2), stop=Stop.enough, enough_samples=3)
+    pool = PacedPool(ends)
+    stats = collect(pool, samples, rollout=rollout)
+    assert [s.status for s in samples] == [
+        Status.waiting, Status.unfinished, Status.waiting, Status.unfinished, Status.waiting
+    ]  # fmt: skip
+    for long in (samples[1], samples[3]):
+        assert 12 <= long.length < ends[long.id] and long.tokens == list(range(long.length))
+    assert (stats.finished, stats.unfinished, stats.aborts, stats.failed_requests) == (3, 2, 0, 0)
+    rest = [samples[1], samples[3]]
+    before = [s.length for s in rest]
+    collect(pool, rest, step=2, rollout=replace(rollout, enough_samples=1))
+    assert rest[0].complete and rest[0].length == 2000 and before[1] < rest[1].length < 3000
+    assert rest[1].tokens == list(range(rest[1].length))

@@ -6,12 +6,14 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ulorl_megatron.errors import UserError
-from ulorl_megatron.rollout.sample import Sample, Segment, Status
+from ulorl_megatron.rollout.sample import Sample, Segment, Status, lost
 from ulorl_megatron.rollout.store import ConservationError, PoolStore
 
 CAP = 12
@@ -121,6 +123,99 @@ def test_forget_drops_tokens_of_settled_samples_only(path):
     with sqlite3.connect(path) as db:
         kept = {row[0] for row in db.execute("SELECT sample_id FROM segments")}
     assert kept == {2, 3, 4}, "0 and 1 trained in step 2; 2 and 3 settled later; 4 is unfinished"
+
+
+def test_a_segment_that_arrived_outlives_the_process_before_any_commit(path):
+    store = PoolStore(path)
+    one, two = grow(sample(0), 1), grow(sample(1), 1, finished=True)
+    judged = two.reward
+    two.reward, two.status = None, Status.unfinished
+    store.arrive(1, [one, two])
+    two.reward = judged
+    store.arrive(1, [two])
+    store.close()
+
+    again = PoolStore(path)
+    assert again.load() == [] and again.last_step == 0
+    first, second = again.arrivals()[0], again.arrivals()[1]
+    assert (first.segment, first.finished, first.reward) == (one.segments[0], False, None)
+    assert (second.segment, second.finished, second.reward) == (two.segments[0], True, 1.0)
+    assert first.continues(sample(0)) and not first.continues(sample(1)), "their prompts differ"
+    assert not first.continues(one), "it is the first segment, not the second"
+
+
+def test_what_arrived_is_committed_once(path):
+    store = PoolStore(path)
+    one, two = grow(sample(0), 1), grow(sample(1), 1)
+    store.arrive(1, [one])
+    store.commit(1, 2, [one, two])
+    assert store.load() == [one, two] and store.arrivals() == {}
+    grow(one, 2)
+    store.arrive(2, [one])
+    assert store.load() == [replace(one, segments=one.segments[:1]), two], "not part of the pools before its commit"
+    store.commit(2, 0, [one])
+    assert store.load() == [one, two]
+
+
+def test_segments_arrive_while_another_thread_forgets(path):
+    """With rollout.overlap the journal writes while the main thread drops what old checkpoints needed."""
+    store = PoolStore(path)
+    three_steps(store)
+    late = [grow(Sample(10 + i, 5 + i, 0, [7], "", created_step=4), 4) for i in range(200)]
+    with ThreadPoolExecutor(1) as thread:
+        writing = [thread.submit(store.arrive, 4, [one]) for one in late]
+        for _ in range(50):
+            store.forget(2)
+        for future in writing:
+            future.result()
+    assert len(store.arrivals()) == 200 and store.last_step == 3
+
+
+def test_only_segments_of_the_next_step_arrive(path):
+    store = PoolStore(path)
+    for step in (0, 2):
+        with pytest.raises(ValueError, match=f"a segment of step {step} cannot arrive after step 0"):
+            store.arrive(step, [grow(sample(0), step)])
+
+
+def test_a_stored_segment_that_no_sample_has_breaks_the_law(path):
+    store = PoolStore(path)
+    store.arrive(1, [grow(sample(0), 1), grow(sample(1), 1)])
+    with pytest.raises(ConservationError, match="2 segments of step 1 are stored, the samples have 1"):
+        store.commit(1, 2, [sample(0), grow(sample(1), 1)])
+    store.discard([0])
+    store.commit(1, 2, [sample(0), grow(sample(1), 1)])
+
+
+def test_after_a_rewind_later_segments_wait_for_their_step_and_lost_weights_are_called_so(path):
+    """Checkpoint of step 1, pools of step 3, segments of step 4: weights 1 are there again, weights 2 and 3 never."""
+    store = PoolStore(path)
+    three_steps(store)
+    in_flight = Sample(5, 2, 5, [7, 8, 5], "5", created_step=4)
+    store.arrive(4, [grow(in_flight, 4)])
+    store.rewind(1)
+    assert {id: set(a.segment.versions) for id, a in store.arrivals().items()} == {0: {1}, 2: {1}, 4: {1}}
+    a, b, c, d = (s for s in store.load())
+    store.commit(2, 1, [grow(a, 2, finished=True), grow(c, 2), grow(sample(4, step=2), 2)])
+    assert {id: set(a.segment.versions) for id, a in store.arrivals().items()} == {2: {lost(2)}, 3: {lost(2)}}
+    store.discard([2, 3])
+    store.commit(3, 0, [])
+    assert {id: set(a.segment.versions) for id, a in store.arrivals().items()} == {5: {lost(3)}}
+    store.rewind(0)
+    store.rewind(0)
+    assert {v for v in store._db.execute("SELECT versions FROM segments WHERE step = 4")} == {
+        (np.array([lost(3)] * 4, dtype=np.int32).tobytes(),)
+    }, "lost once and for all"
+
+
+def test_a_first_step_under_another_origin_takes_nothing_up(path):
+    store = PoolStore(path)
+    assert store.begin_as("model A") == 0
+    store.arrive(1, [grow(sample(0), 1)])
+    store.close()
+    store = PoolStore(path)
+    assert store.begin_as("model A") == 0 and set(store.arrivals()) == {0}
+    assert store.begin_as("model B") == 1 and store.arrivals() == {}
 
 
 def test_a_settled_sample_cannot_train_again(path):

@@ -8,7 +8,8 @@ import pytest
 from tests.conftest import tiny_config
 from tests.fake_server import FakeServer
 from tests.tiny_models import EOS, VOCAB_SIZE, tiny_model
-from ulorl_megatron.rollout.client import Client, Finish, RequestError, Sampling, WeightUpdateFailed
+from ulorl_megatron.errors import UserError
+from ulorl_megatron.rollout.client import Client, Finish, RequestError, Sampling
 from ulorl_megatron.rollout.served_model import ServedModel
 from ulorl_megatron.rollout.server_pool import ServerPool
 
@@ -83,7 +84,7 @@ def test_eos_ends_a_response_and_stays_in_it(with_pool):
         assert generation.tokens[-1] == EOS and EOS not in generation.tokens[:-1]
 
 
-def test_an_update_changes_tokens_and_versions_and_drops_the_cache(with_pool, tmp_path):
+def test_an_update_changes_tokens_and_versions_and_drops_the_cache(with_pool, tmp_path):  # AReaL#421, miles#2783
     other = tiny_model(tmp_path / "other", "moe", seed=7)
 
     async def before_and_after(pool):
@@ -97,10 +98,10 @@ def test_an_update_changes_tokens_and_versions_and_drops_the_cache(with_pool, tm
     assert after.cached_tokens == 0, "keys and values of the old weights"
 
 
-def test_a_failed_update_names_the_server_and_takes_it_out(with_pool, tmp_path):
+def test_a_failed_update_names_the_server_and_takes_it_out(with_pool, tmp_path):  # AReaL#140
     async def update(pool):
         (member,) = pool.members
-        with pytest.raises(WeightUpdateFailed, match=member.client.url):
+        with pytest.raises(UserError, match=f"no server is left: {member.client.url} did not take the weights"):
             await pool.update_weights(tmp_path / "nowhere", 3)
         return member.version, await member.client.healthy()
 

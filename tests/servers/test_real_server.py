@@ -70,7 +70,7 @@ def test_tokens_carry_the_version_that_made_them(sglang_server, tmp_path):
         assert set(crossing.versions) == {0, 5}
 
 
-def test_new_weights_answer_and_no_old_cache_is_reused(sglang_server, tmp_path):
+def test_new_weights_answer_and_no_old_cache_is_reused(sglang_server, tmp_path):  # RLinf#96
     other = tiny_model(tmp_path / "other", "moe", seed=7)
 
     async def before_and_after(pool):
@@ -86,7 +86,7 @@ def test_new_weights_answer_and_no_old_cache_is_reused(sglang_server, tmp_path):
     assert after.tokens == logits.argmax(-1).tolist() != before.tokens
 
 
-def test_a_budget_beyond_the_context_is_refused_not_cut(sglang_server, tmp_path):
+def test_a_budget_beyond_the_context_is_refused_not_cut(sglang_server, tmp_path):  # verl#7207
     async def ask(pool):
         with pytest.raises(RequestRejected):
             await pool.generate(PROMPT, GREEDY, 1025 - len(PROMPT) + 1)
@@ -109,7 +109,7 @@ def test_samples_grow_segment_by_segment_through_changing_weights(sglang_server,
         for step in (1, 2, 3, 4):
             await pool.update_weights(models[step - 1], step - 1)
             unfinished = [s for s in samples if s.status is Status.unfinished]
-            stats.append(await rollout.collect(step, unfinished, right))
+            stats.append(await rollout.collect(step, unfinished, right, keep=lambda sample: None))
         return stats
 
     stats = with_pool(sglang_server, tmp_path, steps)

@@ -1,63 +1,16 @@
 """`ulorl train` as people run it: real Megatron-Core on two ranks, a real SGLang server, real kills."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.servers.support import command, records, train
 from ulorl_megatron.rollout.sample import Status
 from ulorl_megatron.rollout.store import PoolStore
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart_cpu"
-
-
-@pytest.fixture(scope="session")
-def task(tmp_path_factory):
-    """The quickstart's data and a model that solves some of it."""
-    folder = tmp_path_factory.mktemp("quickstart") / "task"
-    run_python(EXAMPLE / "make_task.py", folder)
-    run_python(
-        *(EXAMPLE / "warm_start.py", EXAMPLE / "config.yaml", "--steps", 120),
-        *("--model", folder / "model", "--data", folder / "warmstart.jsonl", "--out", folder / "warm"),
-    )
-    return folder
-
-
-def run_python(*arguments):
-    subprocess.run([sys.executable, *map(str, arguments)], check=True)
-
-
-def command(task, run, *overrides):
-    settings = {
-        "run.dir": run,
-        "model.path": task / "warm",
-        "data.train": task / "train.jsonl",
-        "data.eval": task / "heldout.jsonl",
-        "run.total_steps": 5,
-        "rollout.prompts_per_step": 16,
-        "evaluation.every": 0,
-    }
-    return [
-        *(sys.executable, "-m", "ulorl_megatron.cli", "train", str(EXAMPLE / "config.yaml")),
-        *(f"{key}={value}" for key, value in settings.items()),
-        *overrides,
-    ]
-
-
-def train(task, run, *overrides):
-    done = subprocess.run(command(task, run, *overrides), capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stdout, done.stderr
-
-
-def records(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_from_start_to_summary(task, tmp_path):

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.tiny_models import tiny_model
+from ulorl_megatron.config.schema import ModelConfig
 from ulorl_megatron.weight_sync import disk, publish_weights
 
 
@@ -53,7 +54,7 @@ def model(tmp_path):
 
 def test_published_folder_is_the_model(model, tmp_path):
     policy = FilePolicy(model / "model.safetensors")
-    folder = publish_weights(policy, OneRank(), model, tmp_path / "weights", 7, keep=2)
+    folder = publish_weights(policy, OneRank(), ModelConfig(str(model)), tmp_path / "weights", 7, keep=2)
     assert folder.name == "step-000007"
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == policy.tensors.keys()
@@ -69,7 +70,7 @@ def test_old_versions_go_and_leftovers_of_a_kill_do_not_matter(model, tmp_path):
     (weights / ".partial-000002" / "junk.safetensors").write_text("half")
     (weights / "step-000002").mkdir()  # published before the kill; this run makes the step again
     for version in (1, 2, 3):
-        publish_weights(policy, OneRank(), model, weights, version, keep=2)
+        publish_weights(policy, OneRank(), ModelConfig(str(model)), weights, version, keep=2)
     assert sorted(p.name for p in weights.iterdir()) == ["step-000002", "step-000003"]
     assert not (weights / "step-000002" / "junk.safetensors").exists()
 
@@ -83,7 +84,7 @@ def test_a_shard_that_does_not_hold_what_its_rank_said_is_not_published(model, t
 
     monkeypatch.setattr(disk, "save_file", forgetful)
     with pytest.raises(RuntimeError, match="missing"):
-        publish_weights(policy, OneRank(), model, weights, 1, keep=2)
+        publish_weights(policy, OneRank(), ModelConfig(str(model)), weights, 1, keep=2)
     assert not (weights / "step-000001").exists()
 
 
@@ -91,4 +92,4 @@ def test_a_tensor_that_two_ranks_wrote_is_not_published(model, tmp_path):
     policy, weights = FilePolicy(model / "model.safetensors"), tmp_path / "weights"
     both = ("model-00002-of-00002.safetensors", {"model.norm.weight": 256})
     with pytest.raises(RuntimeError, match="written twice"):
-        publish_weights(policy, TwoRanks(both), model, weights, 1, keep=2)
+        publish_weights(policy, TwoRanks(both), ModelConfig(str(model)), weights, 1, keep=2)

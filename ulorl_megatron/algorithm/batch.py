@@ -14,7 +14,7 @@ class TrainSample:
     behaviour_log_probs: float32 [R], from the server, at the sampling temperature.
     old_log_probs: float32 [R] from the policy at the start of the step; None where no pass was needed.
     masked: bool [R], the mastered-token mask where it was taken over the whole batch beforehand; else None.
-    last_segment: response tokens of the last segment (the ones the current weights made).
+    ages: int64 [R], how many weight versions ago each response token was made; 0: by those of this step's rollout.
     """
 
     sample_id: int
@@ -23,7 +23,7 @@ class TrainSample:
     reward: float
     advantage: float
     behaviour_log_probs: torch.Tensor
-    last_segment: int
+    ages: torch.Tensor
     old_log_probs: Optional[torch.Tensor] = None
     masked: Optional[torch.Tensor] = None
 
@@ -38,14 +38,14 @@ class TokenBatch:
 
     sample_index: int64 [T], its sample. rewards, advantages: [N]. behaviour_log_probs: [T]. old_log_probs: [T] or
     None. masked: bool [T] if the mastered-token mask was taken beforehand, else None (the objective takes it).
-    last_segment: bool [T]. Under context parallelism T counts this rank's tokens only; N is the same on all ranks.
+    ages: int64 [T]. Under context parallelism T counts this rank's tokens only; N is the same on all ranks.
     """
 
     sample_index: torch.Tensor
     rewards: torch.Tensor
     advantages: torch.Tensor
     behaviour_log_probs: torch.Tensor
-    last_segment: torch.Tensor
+    ages: torch.Tensor
     old_log_probs: Optional[torch.Tensor] = None
     masked: Optional[torch.Tensor] = None
 

@@ -7,7 +7,7 @@ reduced over ranks by addition and by maximum.
 
 import math
 from dataclasses import dataclass
-from typing import Callable, Dict, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from ulorl_megatron.algorithm.batch import TokenBatch, TokenScores
 from ulorl_megatron.algorithm.importance import importance_ratio
 from ulorl_megatron.algorithm.loss import policy_loss
 from ulorl_megatron.algorithm.mastery import mastered_positive_mask
+from ulorl_megatron.algorithm.staleness import staleness_sums
 
 Reduce = Callable[[Tensor], Tensor]
 Result = Tuple[Tensor, int, Dict[str, Tensor], Dict[str, Tensor]]
@@ -61,6 +62,8 @@ class Mastery:
 class UloRLObjective:
     """Eq. 7 with the ratio of `importance` and the mask of `mastery` (Eq. 10).
 
+    tis_cap: every token counts min(p of the policy at the start of the step / p when sampled, tis_cap) times (truncated
+    importance sampling against the difference of the two engines, and of the weights since); None: once.
     Raises RatioNotOne if pois or tois runs without old log-probs (one update a step) and a ratio differs from 1.
     """
 
@@ -68,6 +71,7 @@ class UloRLObjective:
     clip_low: float
     clip_high: float
     mastery: Mastery
+    tis_cap: Optional[float] = None
 
     def __call__(self, batch: TokenBatch, scores: TokenScores, reduce: Reduce) -> Result:
         masked = batch.masked
@@ -87,11 +91,12 @@ class UloRLObjective:
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             num_tokens=1,
+            weights=self._truncated_weights(scores, batch),
         )
         with torch.no_grad():
             difference = (scores.log_probs - batch.behaviour_log_probs).abs().double()
             positive = batch.rewards[batch.sample_index] == 1
-            last = difference[batch.last_segment]
+            current = difference[batch.ages == 0]
             zero = difference.new_zeros(1)
             sums = {name: count.double() for name, count in counts.items()}
             sums |= {
@@ -99,15 +104,30 @@ class UloRLObjective:
                 "entropy": scores.entropies.double().sum(),
                 "positive_tokens": positive.sum().double(),
                 "ratio_deviation": (ratio - 1).abs().double().sum(),
-                "mismatch": last.sum(),
-                "mismatch_tokens": batch.last_segment.sum().double(),
+                "mismatch": current.sum(),
+                "mismatch_tokens": zero.sum() + current.numel(),
                 "staleness": difference.sum(),
             }
+            sums |= staleness_sums(
+                scores.log_probs,
+                batch.behaviour_log_probs,
+                batch.ages,
+                batch.rewards[batch.sample_index],
+                batch.advantages[batch.sample_index],
+                clip_low=self.clip_low,
+                clip_high=self.clip_high,
+            )
             maxima = {
-                "mismatch": torch.cat([last, zero]).max(),
+                "mismatch": torch.cat([current, zero]).max(),
                 "ratio_deviation": torch.cat([(ratio - 1).abs().double(), zero]).max(),
             }
         return loss, scores.log_probs.numel(), sums, maxima
+
+    def _truncated_weights(self, scores: TokenScores, batch: TokenBatch) -> Optional[Tensor]:
+        if self.tis_cap is None:
+            return None
+        old = scores.log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
+        return (old - batch.behaviour_log_probs).exp().clamp(max=self.tis_cap)
 
 
 def cross_entropy_objective(batch: TokenBatch, scores: TokenScores, reduce: Reduce) -> Result:

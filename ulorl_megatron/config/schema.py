@@ -31,6 +31,13 @@ class Release(Enum):
     group = "group"
 
 
+class Stop(Enum):
+    """When a step's decoding ends: every sample has its segment (segment), or enough samples are complete (enough)."""
+
+    segment = "segment"
+    enough = "enough"
+
+
 class DmmptMode(Enum):
     """Masking of mastered positive tokens: never, always, or while the entropy is below sigma (the paper's DMMPTs)."""
 
@@ -64,6 +71,20 @@ class Recompute(Enum):
     full = "full"
 
 
+class Schedule(Enum):
+    """Learning rate after the warm-up: constant, or along half a cosine to min_lr."""
+
+    constant = "constant"
+    cosine = "cosine"
+
+
+class WeightSyncKind(Enum):
+    """How servers get weights: from an HF folder on a disk they share with the trainer, or by broadcast."""
+
+    disk = "disk"
+    distributed = "distributed"
+
+
 class VerifierKind(Enum):
     rule = "rule"
 
@@ -75,7 +96,7 @@ class RunConfig:
     dir: run directory; the same directory again resumes the run.
     seed: seeds data order, initialisation of anything random, and the servers.
     total_steps: steps of the loop (one policy update each, unless nothing was released).
-    processes: trainer ranks to start on this machine; ignored under torchrun or Slurm, which start the ranks.
+    processes: trainer ranks. All are started on this machine, unless torchrun or Slurm starts them: then theirs count.
     """
 
     dir: str = MISSING
@@ -86,10 +107,18 @@ class RunConfig:
 
 @dataclass
 class ModelConfig:
-    """path: HF directory (config.json, *.safetensors, tokenizer). dtype: of trainer and servers alike."""
+    """path: HF directory (config.json, *.safetensors, tokenizer). dtype: of trainer and servers alike.
+
+    max_positions: tokens a sequence may have, in place of config.json's max_position_embeddings; nothing is scaled.
+    yarn_factor, yarn_original: scale the rotary embedding by YaRN from yarn_original to factor times as many positions.
+    Trainer, servers and exported weights take these three alike; null: what config.json says.
+    """
 
     path: str = MISSING
     dtype: Dtype = Dtype.bfloat16
+    max_positions: Optional[int] = None
+    yarn_factor: Optional[float] = None
+    yarn_original: Optional[int] = None
 
 
 @dataclass
@@ -112,6 +141,8 @@ class RolloutConfig:
     prompts_per_step x group_size: samples in flight in one step, unfinished ones included.
     temperature, top_p, top_k: sampling; training needs top_p 1 and top_k -1 (log-probs are not renormalised).
     request_timeout_s: seconds one segment may take before it is asked again. request_retries: how often.
+    stop: see Stop. enough_samples: complete samples that end a step's decoding with stop enough; the others keep what
+    they have. overlap: the next step decodes while the policy trains, and goes on under the new weights as it is.
     """
 
     global_max_length: int = 131072
@@ -123,6 +154,9 @@ class RolloutConfig:
     top_k: int = -1
     request_timeout_s: float = 3600.0
     request_retries: int = 3
+    stop: Stop = Stop.segment
+    enough_samples: int = 0
+    overlap: bool = False
 
 
 @dataclass
@@ -131,13 +165,22 @@ class ServersConfig:
 
     urls: running servers to use; empty: `count` servers are started on this machine, and stopped at the end.
     port: first port of the started ones; 0 takes free ones. start_timeout_s: seconds until a server must be ready.
-    extra_args: further flags of sglang.launch_server, as they are.
+    hang_timeout_s: seconds a server may leave the question for its health unanswered before it counts as hung.
+    max_restarts: how often one that died, hung or answered garbage is started again (one of `urls`: taken back once it
+    answers), counted for each server from the start of the command. extra_args: further flags of
+    sglang.launch_server, as they are.
+    weight_sync: see WeightSyncKind. verify_weights_every: versions between two comparisons of the checksums of what the
+    servers hold with ours (CPU servers), or with each other (GPU servers); 0: never.
     """
 
     urls: List[str] = field(default_factory=list)
     count: int = 1
     port: int = 0
     start_timeout_s: float = 600.0
+    hang_timeout_s: float = 120.0
+    max_restarts: int = 3
+    weight_sync: WeightSyncKind = WeightSyncKind.disk
+    verify_weights_every: int = 0
     extra_args: List[str] = field(default_factory=list)
 
 
@@ -166,12 +209,16 @@ class AlgorithmConfig:
 
     max_engine_mismatch: the run stops when the mean |log-prob(trainer) - log-prob(server)| over the last segments of
     a step is above it (nats); null: only logged. 1e-4 holds in float32; bfloat16 is naturally above it.
+    tis_cap: truncated importance sampling: tokens weigh min(p at the step's start / p when sampled, cap); null: off.
+    pois_kl_warning: KL (nats a token) of the policy from that of old segments above which pois is warned of.
     """
 
     importance: Importance = Importance.pois
     clip_low: float = 0.2
     clip_high: float = 0.2
     max_engine_mismatch: Optional[float] = None
+    tis_cap: Optional[float] = None
+    pois_kl_warning: float = 0.05
 
 
 @dataclass
@@ -206,15 +253,37 @@ class ParallelConfig:
 
 @dataclass
 class OptimizerConfig:
-    """AdamW. lr: constant after warmup_steps of linear warm-up. clip_grad: global norm; 0 turns it off."""
+    """AdamW. Steps are counted in updates: a step of the run without an update does not count.
+
+    lr: reached linearly in warmup_steps updates. schedule: see Schedule; cosine arrives at min_lr in update number
+    decay_steps, the warm-up included, and stays there. clip_grad: global norm; 0 turns it off. offload: keep Adam's two
+    moments in host memory, 8 bytes a parameter; every update moves them to the GPU and back.
+    """
 
     lr: float = 1e-6
+    schedule: Schedule = Schedule.constant
     warmup_steps: int = 0
+    decay_steps: int = 0
+    min_lr: float = 0.0
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     clip_grad: float = 1.0
+    offload: bool = False
+
+
+@dataclass
+class OverlapConfig:
+    """What data parallelism sends while computation goes on; the results are the same.
+
+    grad_reduce: gradients are summed over the ranks during the last micro-batch's backward pass, in buckets.
+    param_gather: updated weights are gathered during the next forward pass; saves time between the updates of one step
+    only (updates_per_step), since the servers need all of them after the last.
+    """
+
+    grad_reduce: bool = False
+    param_gather: bool = False
 
 
 @dataclass
@@ -232,6 +301,7 @@ class PolicyConfig:
     head_chunk_tokens: int = 1024
     updates_per_step: int = 1
     recompute: Recompute = Recompute.none
+    overlap: OverlapConfig = field(default_factory=OverlapConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 
@@ -239,11 +309,13 @@ class PolicyConfig:
 class CheckpointConfig:
     """every: steps between checkpoints of model, optimizer and pools. keep_last: how many stay on disk.
 
-    keep_weights: HF copies of the weights of past steps that stay in weights/.
+    asynchronous: written while training goes on, from a copy in host memory; false: training waits. keep_weights: HF
+    copies of the weights of past steps that stay in weights/.
     """
 
     every: int = 1
     keep_last: int = 2
+    asynchronous: bool = True
     keep_weights: int = 2
 
 

@@ -2,12 +2,30 @@
 
 from typing import Iterator, List
 
-from ulorl_megatron.config.schema import Config, Importance, TransformerImpl
+from ulorl_megatron.config import positions
+from ulorl_megatron.config.schema import Config, Importance, Schedule, Stop, TransformerImpl
+
+# Flags of a server that follow from keys the trainer reads too.
+_SERVER_FLAGS = {
+    "--model-path": "model.path",
+    "--model": "model.path",
+    "--dtype": "model.dtype",
+    "--context-length": "rollout.global_max_length and data.max_prompt_length",
+    "--json-model-override-args": "model.max_positions or model.yarn_factor and model.yarn_original",
+}
 
 
 def faults(config: Config) -> List[str]:
     """One line per fault, "section.key: what is wrong and what would be right"; empty when there is none."""
-    return [*_ranges(config), *_sampling(config), *_algorithm(config), *_parallel(config)]
+    return [
+        *_ranges(config),
+        *positions.faults(config.model),
+        *_servers(config),
+        *_sampling(config),
+        *_algorithm(config),
+        *_optimizer(config),
+        *_parallel(config),
+    ]
 
 
 def _ranges(c: Config) -> Iterator[str]:
@@ -32,11 +50,15 @@ def _ranges(c: Config) -> Iterator[str]:
     at_least_zero = {
         "rollout.request_retries": c.rollout.request_retries,
         "servers.port": c.servers.port,
+        "servers.verify_weights_every": c.servers.verify_weights_every,
+        "servers.max_restarts": c.servers.max_restarts,
         "verifier.retries": c.verifier.retries,
         "evaluation.every": c.evaluation.every,
         "evaluation.max_prompts": c.evaluation.max_prompts,
         "policy.optimizer.lr": c.policy.optimizer.lr,
         "policy.optimizer.warmup_steps": c.policy.optimizer.warmup_steps,
+        "policy.optimizer.decay_steps": c.policy.optimizer.decay_steps,
+        "policy.optimizer.min_lr": c.policy.optimizer.min_lr,
         "policy.optimizer.weight_decay": c.policy.optimizer.weight_decay,
         "policy.optimizer.clip_grad": c.policy.optimizer.clip_grad,
         "algorithm.clip_high": c.algorithm.clip_high,
@@ -45,8 +67,10 @@ def _ranges(c: Config) -> Iterator[str]:
     above_zero = {
         "rollout.request_timeout_s": c.rollout.request_timeout_s,
         "servers.start_timeout_s": c.servers.start_timeout_s,
+        "servers.hang_timeout_s": c.servers.hang_timeout_s,
         "verifier.timeout_s": c.verifier.timeout_s,
         "policy.optimizer.eps": c.policy.optimizer.eps,
+        "algorithm.pois_kl_warning": c.algorithm.pois_kl_warning,
     }
     yield from (f"{key}: {value} is below 1" for key, value in at_least_one.items() if value < 1)
     yield from (f"{key}: {value} is below 0" for key, value in at_least_zero.items() if value < 0)
@@ -59,6 +83,13 @@ def _ranges(c: Config) -> Iterator[str]:
             yield f"policy.optimizer.{name}: {beta} is not in [0, 1)"
     if c.evaluation.every and not c.data.eval:
         yield "data.eval: evaluation.every is above 0, which needs a held-out set"
+
+
+def _servers(c: Config) -> Iterator[str]:
+    for argument in c.servers.extra_args:
+        flag = argument.partition("=")[0]
+        if flag in _SERVER_FLAGS:
+            yield f"servers.extra_args: {flag} must be what the trainer has; set {_SERVER_FLAGS[flag]}"
 
 
 def _sampling(c: Config) -> Iterator[str]:
@@ -79,6 +110,14 @@ def _sampling(c: Config) -> Iterator[str]:
         yield (
             f"rollout.segment_count: {r.segment_count} does not divide rollout.global_max_length {r.global_max_length}"
         )
+    in_flight = r.prompts_per_step * r.group_size
+    if r.stop is Stop.enough and not 1 <= r.enough_samples <= in_flight:
+        yield (
+            f"rollout.enough_samples: {r.enough_samples}; rollout.stop enough needs 1 to {in_flight} "
+            "(prompts_per_step x group_size)"
+        )
+    if r.stop is Stop.segment and r.enough_samples:
+        yield f"rollout.enough_samples: {r.enough_samples} counts with rollout.stop enough only; take 0, or that"
     if e.temperature < 0:
         yield f"evaluation.temperature: {e.temperature} is below 0"
     if not 0 < e.top_p <= 1:
@@ -94,12 +133,35 @@ def _algorithm(c: Config) -> Iterator[str]:
             f"algorithm.importance: tois is the ratio of samples made in one segment; rollout.segment_count is "
             f"{c.rollout.segment_count}, so take pois or sais"
         )
+    if a.importance is Importance.tois and (c.rollout.stop is Stop.enough or c.rollout.overlap):
+        yield "algorithm.importance: tois is for samples of one policy; rollout.stop enough and overlap mix several"
     if not 0 <= a.clip_low <= 1:
         yield f"algorithm.clip_low: {a.clip_low} is not in [0, 1]"
     if a.max_engine_mismatch is not None and a.max_engine_mismatch <= 0:
         yield f"algorithm.max_engine_mismatch: {a.max_engine_mismatch} is not above 0; null only logs it"
+    if a.tis_cap is not None and a.tis_cap <= 0:
+        yield f"algorithm.tis_cap: {a.tis_cap} is not above 0; null turns it off"
+    if a.tis_cap is not None and a.importance is Importance.sais:
+        yield "algorithm.tis_cap: sais divides by the same log-probs already; take pois or tois, or null"
     if not 0 < d.tau <= 1:
         yield f"dmmpt.tau: {d.tau} is not a probability in (0, 1]"
+
+
+def _optimizer(c: Config) -> Iterator[str]:
+    o = c.policy.optimizer
+    if c.policy.overlap.param_gather and not c.policy.overlap.grad_reduce:
+        yield "policy.overlap.param_gather: needs policy.overlap.grad_reduce, whose buckets of gradients it gathers by"
+    if o.schedule is Schedule.cosine:
+        if o.decay_steps <= o.warmup_steps:
+            yield (
+                f"policy.optimizer.decay_steps: {o.decay_steps}; cosine needs the update at which min_lr is reached, "
+                f"after warmup_steps {o.warmup_steps}. run.total_steps x policy.updates_per_step, here "
+                f"{c.run.total_steps * c.policy.updates_per_step}, decays over the whole run"
+            )
+        if o.min_lr > o.lr:
+            yield f"policy.optimizer.min_lr: {o.min_lr} is above policy.optimizer.lr {o.lr}"
+    elif o.decay_steps or o.min_lr:
+        yield "policy.optimizer.schedule: constant; decay_steps and min_lr are of schedule cosine only"
 
 
 def _parallel(c: Config) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 import os
 import time
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Callable, List, Optional, TypeVar
+from typing import Callable, Iterator, List, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 _POLL_S = 0.05
+_SHORT_POLL_S = 0.002
 
 
 class FirstRankFailed(RuntimeError):
@@ -83,6 +85,20 @@ class Ranks:
         if self._store.get(key) == b"failed":
             raise FirstRankFailed(f"rank 0 failed at {key}")
         return None
+
+    @contextmanager
+    def exclusive(self, what: str) -> Iterator[None]:
+        """One rank at a time, in the order in which they come; not for ranks that meet in a collective inside."""
+        ticket = self._store.add(f"{what}-tickets", 1)
+        before, mine = f"{what}-{ticket - 1}", f"{what}-{ticket}"
+        while ticket > 1 and not self._store.check([before]):
+            time.sleep(_SHORT_POLL_S)
+        try:
+            yield
+        finally:
+            self._store.set(mine, b"done")
+            if ticket > 1:
+                self._store.delete_key(before)
 
     def gather(self, item: T) -> List[T]:
         """Every rank's item, in the order of ranks, on every rank."""

@@ -2,6 +2,8 @@
 
 from typing import Dict
 
+from ulorl_megatron.algorithm.staleness import AGES
+
 METRICS: Dict[str, str] = {
     "reward/complete": "mean reward of the samples completed in this step; truncated ones count 0",
     "reward/issued": "mean reward of the samples issued segment_count - 1 steps before, all complete by now; "
@@ -20,9 +22,16 @@ METRICS: Dict[str, str] = {
     "rollout/tokens": "tokens decoded in this step",
     "rollout/tokens_per_s": "tokens decoded a second, verification included",
     "rollout/cached_share": "share of the input tokens that the servers had in their prefix cache",
+    "rollout/recalled": "segments taken over from before a kill in the middle of this step, not decoded again",
     "rollout/aborts": "answers cut short by a server and asked again",
     "rollout/failed_requests": "samples whose request failed on every try; they go on in the next step",
     "rollout/verifier_failures": "samples the verifier gave up on; they leave as failed, not as wrong",
+    "servers/serving": "servers that get work: alive, and the current weights confirmed",
+    "servers/missing": "servers that get none at the moment: being brought back, or given up",
+    "servers/restarts": "servers started again, or taken back, after a fault since the step before",
+    "servers/failed_tries": "requests that a server did not answer soundly and that were made again",
+    "servers/out_of_memory": "requests that found no room in a server's KV cache",
+    "servers/imbalance": "tokens asked of the busiest server over the mean of all, in this step; 1 is even",
     "train/samples": "samples trained in this step",
     "train/multi_version_samples": "samples trained in this step that two or more weight versions made",
     "train/truncated_samples": "samples trained in this step that were truncated",
@@ -45,9 +54,24 @@ METRICS: Dict[str, str] = {
     "pools/failed": "samples a server or the verifier gave up on, since the run began",
     "time/step": "seconds since the last step was logged",
     "time/rollout": "seconds in rollout, verification included",
+    "time/journal": "seconds of it in which a thread beside it wrote segments to pools.sqlite",
     "time/verify": "seconds of it in which only verification was left to do",
     "time/train": "seconds in the policy update",
     "time/sync": "seconds in converting the weights and loading them into the servers",
     "time/evaluate": "seconds in the evaluation after the step before",
     "time/checkpoint": "seconds in the checkpoint after the step before",
+}
+
+_BY_AGE = {
+    "token_share": "share of the trained tokens",
+    "ratio_deviation": "mean |p now / p when sampled - 1|",
+    "kl": "KL divergence of the policy now from the one that sampled, nats a token; what POIS leaves uncorrected",
+    "outside_clip": "share with p now / p when sampled outside the clip range, which SAIS would clip",
+    "reward": "mean reward of their samples, a token one count",
+    "advantage": "mean advantage, a token one count",
+}
+METRICS |= {
+    f"age-{age}/{name}": f"of trained tokens made {age} weight versions ago: {text}"
+    for age in AGES
+    for name, text in _BY_AGE.items()
 }

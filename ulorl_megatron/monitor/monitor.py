@@ -7,7 +7,9 @@ from typing import Dict, List, Optional
 from torch.utils.tensorboard import SummaryWriter
 
 from checkpoint_tools.publish import write_atomically
+from ulorl_megatron.algorithm.staleness import AGES
 from ulorl_megatron.config import Config
+from ulorl_megatron.config.schema import Importance
 from ulorl_megatron.monitor.metrics import METRICS
 from ulorl_megatron.monitor.run_directory import open_run_directory
 from ulorl_megatron.monitor.summary import summary
@@ -29,6 +31,8 @@ class Monitor:
         self._file = self._folder / "metrics.jsonl"
         self._writer: Optional[SummaryWriter] = None
         self._accuracy: Record = {}  # of the last evaluation
+        self._pois = config.algorithm.importance is Importance.pois
+        self._kl_warning = config.algorithm.pois_kl_warning
 
     def __enter__(self) -> "Monitor":
         return self
@@ -50,6 +54,19 @@ class Monitor:
         """Logs one step and prints its line. metrics: names of METRICS; KeyError for any other."""
         self._log(step, metrics)
         print(progress_line(step, self._total_steps, self._accuracy | metrics), flush=True)
+        kl, age = max((metrics.get(f"age-{age}/kl", 0.0), age) for age in AGES)
+        if self._pois and kl > self._kl_warning:
+            print(
+                f"warning: POIS takes old segments for new, but the policy is {kl:.3f} nats a token from the one of "
+                f"age-{age} (algorithm.pois_kl_warning); a smaller learning rate, fewer segments or "
+                "algorithm.importance sais would be safer",
+                flush=True,
+            )
+        if metrics.get("servers/missing", 0):
+            print(
+                f"warning: {metrics['servers/missing']:.0f} of the servers get no work; logs/trainer-0.log says why",
+                flush=True,
+            )
         if metrics.get("rollout/truncated_share", 0.0) > _MOSTLY_TRUNCATED:
             print(
                 f"warning: {metrics['rollout/truncated_share']:.0%} of the samples completed in step {step} were cut "

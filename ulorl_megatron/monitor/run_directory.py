@@ -3,6 +3,7 @@
 It holds config.yaml, pools.sqlite, metrics.jsonl, checkpoints/, tensorboard/, logs/ and weights/.
 """
 
+import json
 from pathlib import Path
 from typing import Dict, List
 
@@ -17,6 +18,7 @@ from ulorl_megatron.errors import UserError
 CHANGEABLE = (
     "run.dir",
     "run.total_steps",
+    "run.processes",
     "servers.",
     "verifier.workers",
     "verifier.timeout_s",
@@ -26,11 +28,21 @@ CHANGEABLE = (
     "policy.max_tokens_per_rank",
     "policy.head_chunk_tokens",
     "policy.recompute",
+    "policy.parallel.",
+    "policy.transformer_impl",
+    "policy.overlap.",
+    "policy.optimizer.offload",
     "algorithm.max_engine_mismatch",
     "checkpoint.",
     "evaluation.",
     "data.eval",
 )
+
+
+def identity(config: Config) -> str:
+    """What a resumed run must share with the one before, as one string: every key that is not CHANGEABLE."""
+    kept = {key: value for key, value in _flat(to_yaml(config)).items() if not key.startswith(CHANGEABLE)}
+    return json.dumps(kept, sort_keys=True)
 
 
 def open_run_directory(config: Config) -> Path:

@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from checkpoint_tools.architecture import Architecture
+from ulorl_megatron.config.layout import padded_vocab_size
 from ulorl_megatron.config.schema import PolicyConfig, Recompute, TransformerImpl
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.policy.attention import PackedCausalAttention
@@ -24,11 +25,6 @@ class RMSNorm(torch.nn.RMSNorm):
     def __init__(self, *, config: TransformerConfig, hidden_size: int, eps: float):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device())
         self.weight.sequence_parallel = config.sequence_parallel
-
-
-def padded_vocab_size(arch: Architecture, tensor_parallel: int) -> int:
-    """Rows of the embedding: the words, and as few zero rows as equal shards need."""
-    return -(-arch.vocab_size // tensor_parallel) * tensor_parallel
 
 
 def transformer_config(arch: Architecture, policy: PolicyConfig, dtype: torch.dtype) -> TransformerConfig:
@@ -108,9 +104,6 @@ def transformer_config(arch: Architecture, policy: PolicyConfig, dtype: torch.dt
 def _set_yarn(config: TransformerConfig, arch: Architecture) -> None:
     """YaRN's numbers, which GPTModel looks for as extra attributes of its configuration."""
     scaling = arch.rope_scaling
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind != "yarn":
-        raise UserError(f"rope scaling {kind!r} is not supported; the model's config.json may ask for yarn or none")
     config.position_embedding_type = "yarn"
     config.yarn_rotary_scaling_factor = float(scaling["factor"])
     config.yarn_original_max_position_embeddings = int(scaling["original_max_position_embeddings"])

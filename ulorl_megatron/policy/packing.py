@@ -5,6 +5,7 @@ each with the next token as its label, so no label can cross into the next seque
 the positions that predict response tokens are scored.
 """
 
+import heapq
 import math
 from dataclasses import dataclass
 from typing import List, Optional, Sequence
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.algorithm.batch import TokenBatch, TrainSample
 from ulorl_megatron.policy.attention import zigzag_positions
 
@@ -22,14 +24,16 @@ from ulorl_megatron.policy.attention import zigzag_positions
 class PackingRules:
     """budget: input tokens (padding included) of one micro-batch over all its context-parallel ranks; a
     longer sample gets a micro-batch of its own. data_parallel, context_parallel, tensor_parallel: sizes.
-    multiple: the number of micro-batches must be a multiple of it (interleaved pipelines). quadratic: cost of
-    a token pair of one sequence relative to that of a token."""
+    multiple: the number of micro-batches must be a multiple of it (interleaved pipelines). lockstep: so many
+    neighbouring data-parallel ranks wait for each other in every micro-batch, not only at the end of the step.
+    quadratic: cost of a token pair of one sequence relative to that of a token."""
 
     budget: int
     data_parallel: int
     context_parallel: int = 1
     tensor_parallel: int = 1
     multiple: int = 1
+    lockstep: int = 1
     quadratic: float = 0.0
 
     @property
@@ -46,26 +50,54 @@ class PackingRules:
         return length * (1 + self.quadratic * length)
 
 
+def attention_share(arch: Architecture) -> float:
+    """Work of one (query, key) pair over that of one token in the linear layers, of a whole model.
+
+    Multiplications: 2 * heads * head_dim a pair and layer, causal attention has length / 2 keys a query.
+    """
+    queries, groups = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    attention = arch.hidden_size * (2 * queries + 2 * groups)
+    width = arch.experts_per_token * arch.moe_intermediate_size if arch.num_experts else arch.intermediate_size
+    layer = attention + 3 * arch.hidden_size * width
+    linear = arch.num_layers * layer + arch.hidden_size * arch.vocab_size
+    return arch.num_layers * queries / linear
+
+
 def plan(samples: Sequence[TrainSample], rules: PackingRules) -> List[List[List[int]]]:
     """plan[rank][i]: indices of the samples in micro-batch i of data-parallel rank `rank`.
 
-    Every rank gets the same number of micro-batches, some perhaps empty (slime#1860). Within the budget the
-    costliest sample left goes to the cheapest bin; bins of like cost run at the same time, and totals are
-    evened out.
+    Every rank gets the same number of micro-batches, some perhaps empty (slime#1860). Groups of ranks in
+    lockstep get samples of equal cost, and so do the micro-batches that a group runs at the same time.
     """
     lengths = [rules.padded(s) for s in samples]
-    order = sorted(range(len(samples)), key=lambda i: (-lengths[i], i))
-    step = rules.data_parallel * rules.multiple
-    at_least = math.ceil(sum(min(n, rules.budget) for n in lengths) / rules.budget)
-    count = math.ceil(max(at_least, 1) / step) * step
-    while (bins := _fill(order, lengths, count, rules)) is None:
-        count += step
+    groups = _share(lengths, rules)
+    tokens = max(sum(min(lengths[i], rules.budget) for i in members) for members in groups)
+    at_least = math.ceil(tokens / (rules.budget * rules.lockstep))
+    count = math.ceil(max(at_least, 1) / rules.multiple) * rules.multiple
+    while None in (bins := [_fill(members, lengths, count * rules.lockstep, rules) for members in groups]):
+        count += rules.multiple
+    return [rank for group in bins for rank in _spread(group, lengths, rules)]
+
+
+def _share(lengths: List[int], rules: PackingRules) -> List[List[int]]:
+    """The samples of each group of ranks in lockstep: the costliest sample left goes to the cheapest group."""
+    groups: List[List[int]] = [[] for _ in range(rules.data_parallel // rules.lockstep)]
+    cheapest = [(0.0, g) for g in range(len(groups))]
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        cost, g = cheapest[0]
+        groups[g].append(i)
+        heapq.heapreplace(cheapest, (cost + rules.cost(lengths[i]), g))
+    return groups
+
+
+def _spread(bins: List[List[int]], lengths: List[int], rules: PackingRules) -> List[List[List[int]]]:
+    """The micro-batches of each rank of a group: those of like cost run at the same time, totals are evened out."""
     costs = [sum(rules.cost(lengths[i]) for i in members) for members in bins]
-    by_cost = sorted(range(count), key=lambda b: (-costs[b], b))
-    ranks: List[List[List[int]]] = [[] for _ in range(rules.data_parallel)]
-    totals = [0.0] * rules.data_parallel
-    for start in range(0, count, rules.data_parallel):
-        row = by_cost[start : start + rules.data_parallel]
+    by_cost = sorted(range(len(bins)), key=lambda b: (-costs[b], b))
+    ranks: List[List[List[int]]] = [[] for _ in range(rules.lockstep)]
+    totals = [0.0] * rules.lockstep
+    for start in range(0, len(bins), rules.lockstep):
+        row = by_cost[start : start + rules.lockstep]
         for rank, chosen in zip(sorted(range(len(ranks)), key=lambda r: (totals[r], r)), row, strict=True):
             ranks[rank].append(sorted(bins[chosen]))
             totals[rank] += costs[chosen]
@@ -73,7 +105,7 @@ def plan(samples: Sequence[TrainSample], rules: PackingRules) -> List[List[List[
 
 
 def _fill(order: List[int], lengths: List[int], count: int, rules: PackingRules) -> Optional[List[List[int]]]:
-    """The samples in `count` bins, or None if they do not fit."""
+    """The samples in `count` bins of like cost, or None if they do not fit. order: from the longest on."""
     bins: List[List[int]] = [[] for _ in range(count)]
     tokens, costs = [0] * count, [0.0] * count
     for i in order:
@@ -140,9 +172,7 @@ def build(
         rewards=torch.tensor([s.reward for s in chosen], dtype=torch.float32, device=device),
         advantages=torch.tensor([s.advantage for s in chosen], dtype=torch.float32, device=device),
         behaviour_log_probs=per_token("behaviour_log_probs"),
-        last_segment=torch.cat(
-            [o >= s.response_length - s.last_segment for s, o in zip(chosen, offsets, strict=True)]
-        ).to(device),
+        ages=per_token("ages"),
         old_log_probs=per_token("old_log_probs"),
         masked=per_token("masked"),
     )
@@ -168,7 +198,7 @@ def _filler(like: TrainSample, length: int) -> TrainSample:
         reward=0.0,
         advantage=0.0,
         behaviour_log_probs=none,
-        last_segment=0,
+        ages=none.long(),
         old_log_probs=None if like.old_log_probs is None else none,
         masked=None if like.masked is None else none.bool(),
     )

@@ -1,11 +1,11 @@
-"""Megatron's process groups, and which layouts a model allows."""
-
-from typing import Iterator
+"""Megatron's process groups."""
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from checkpoint_tools.architecture import Architecture
+from ulorl_megatron.config.fit import model_faults
+from ulorl_megatron.config.layout import faults
 from ulorl_megatron.config.schema import ParallelConfig
 from ulorl_megatron.errors import UserError
 
@@ -16,7 +16,7 @@ def initialize(sizes: ParallelConfig, arch: Architecture) -> None:
     Raises UserError, with every reason, if the layout does not fit the model or the number of ranks.
     """
     world = dist.get_world_size()
-    reasons = list(faults(sizes, arch, world))
+    reasons = [*faults(sizes, arch, world), *model_faults(arch)]
     if reasons:
         raise UserError(f"policy.parallel does not fit {world} ranks and this model: " + "; ".join(reasons))
     if mpu.model_parallel_is_initialized():
@@ -41,28 +41,8 @@ def initialize(sizes: ParallelConfig, arch: Architecture) -> None:
     )
 
 
-def faults(sizes: ParallelConfig, arch: Architecture, world: int) -> Iterator[str]:
-    """Why the layout cannot work, one reason each; nothing if it can."""
-    model = sizes.tensor * sizes.pipeline * sizes.context
-    if world % model:
-        yield f"tensor x pipeline x context = {model} does not divide {world} ranks"
-    experts = sizes.expert * sizes.expert_tensor * sizes.pipeline
-    if world % experts:
-        yield f"expert x expert_tensor x pipeline = {experts} does not divide {world} ranks"
-    divisions = [
-        ("tensor", sizes.tensor, "attention heads", arch.num_heads),
-        ("tensor", sizes.tensor, "key-value heads", arch.num_kv_heads),
-        ("pipeline x virtual_pipeline", sizes.pipeline * sizes.virtual_pipeline, "layers", arch.num_layers),
-    ]
-    if arch.num_experts:
-        divisions += [
-            ("expert", sizes.expert, "experts", arch.num_experts),
-            ("expert_tensor", sizes.expert_tensor, "expert hidden units", arch.moe_intermediate_size),
-        ]
-    else:
-        divisions.append(("tensor", sizes.tensor, "hidden units of the MLP", arch.intermediate_size))
-        if sizes.expert > 1 or sizes.expert_tensor > 1:
-            yield "the model has no experts, so expert and expert_tensor must be 1"
-    for name, size, what, count in divisions:
-        if count % size:
-            yield f"{name} = {size} does not divide {count} {what}"
+def describe(sizes: ParallelConfig) -> str:
+    """The layout in words, for people: "8 ranks, tensor 2, expert 4"."""
+    world = dist.get_world_size()
+    ranks = "1 rank" if world == 1 else f"{world} ranks"
+    return ", ".join([ranks, *(f"{name} {size}" for name, size in vars(sizes).items() if size > 1)])

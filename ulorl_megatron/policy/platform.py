@@ -9,7 +9,6 @@ frequencies). With CUDA nothing here does anything.
 import contextlib
 import functools
 import importlib
-import queue
 import sys
 import types
 from typing import Any, Callable, ContextManager, Iterator, List
@@ -43,7 +42,6 @@ def adapt_megatron() -> None:
         importlib.import_module(name)
     _mend_random()
     _mend_token_dispatcher()
-    _save_in_this_process()
     stand_in = _torch_for_cpu()
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
@@ -160,13 +158,6 @@ def _mend_token_dispatcher() -> None:
         return move(tensor, as_numpy=as_numpy, record_stream=record_stream)
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_list
-
-
-def _save_in_this_process() -> None:
-    """A synchronous save needs no manager process for its results; starting one takes seconds."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    filesystem_async._results_queue = queue.Queue()
 
 
 def cuda_tensors() -> ContextManager[None]:

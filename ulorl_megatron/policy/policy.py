@@ -10,26 +10,23 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.algorithm.batch import TokenBatch, TokenScores, TrainSample
+from ulorl_megatron.config.layout import lockstep_replicas
+from ulorl_megatron.config.positions import architecture
 from ulorl_megatron.config.schema import Config, Distribution
-from ulorl_megatron.policy import checkpoint, packing, parallel
+from ulorl_megatron.policy import packing, parallel
 from ulorl_megatron.policy.checkpoint import Checkpoints
+from ulorl_megatron.policy.data_parallel import gather_parameters, wrap
 from ulorl_megatron.policy.head import ScoreHead
 from ulorl_megatron.policy.model import build_chunks, transformer_config
 from ulorl_megatron.policy.optimizer import build_optimizer, set_rates
 from ulorl_megatron.policy.packing import MicroBatch, PackingRules
 from ulorl_megatron.policy.platform import cuda_tensors, device
+from ulorl_megatron.policy.state import restore, sharded_state
 from ulorl_megatron.policy.weights import export_hf, load_hf
 
 Reduce = Callable[[Tensor], Tensor]
@@ -77,17 +74,19 @@ class Policy:
 
     def __init__(self, config: Config, *, weights: Optional[str] = None):
         self._config = config
-        self._arch = Architecture.from_hf(config.model.path)
+        self._arch = architecture(config.model)
         sizes = config.policy.parallel
         parallel.initialize(sizes, self._arch)
         model_parallel_cuda_manual_seed(config.run.seed, force_reset_rng=True)
         dtype = getattr(torch, config.model.dtype.value)
         self._megatron = transformer_config(self._arch, config.policy, dtype)
-        self._megatron.finalize_model_grads_func = finalize_model_grads
         self._models = build_chunks(self._megatron, self._arch, config.policy.transformer_impl)
         load_hf(self._models, self._megatron, self._arch, weights or config.model.path)
-        self._chunks = [self._wrap(model, dtype) for model in self._models]
-        self._optimizer = build_optimizer(config.policy.optimizer, self._chunks, dtype)
+        overlap = config.policy.overlap
+        self._chunks = wrap(self._models, self._megatron, overlap, dtype)
+        self._optimizer = build_optimizer(
+            config.policy.optimizer, self._chunks, dtype, overlap_param_gather=overlap.param_gather
+        )
         self._updates = 0
         raw = config.dmmpt.distribution is Distribution.raw and config.rollout.temperature != 1
         self._head = ScoreHead(
@@ -102,9 +101,11 @@ class Policy:
             context_parallel=sizes.context,
             tensor_parallel=sizes.tensor,
             multiple=sizes.pipeline if sizes.virtual_pipeline > 1 else 1,
-            quadratic=_attention_share(self._arch),
+            lockstep=lockstep_replicas(sizes),
+            quadratic=packing.attention_share(self._arch),
         )
-        self._checkpoints = Checkpoints(Path(config.run.dir) / "checkpoints", config.checkpoint.keep_last)
+        directory = Path(config.run.dir) / "checkpoints"
+        self._checkpoints = Checkpoints(directory, config.checkpoint, config.model, parallel.describe(sizes))
 
     def update(self, samples: List[TrainSample], objective: Objective) -> UpdateStats:
         """One optimizer step on all `samples` (not empty).
@@ -162,35 +163,34 @@ class Policy:
 
         Over all ranks every HF tensor comes exactly once. All ranks must exhaust the iterator: shards are gathered.
         """
+        gather_parameters(self._chunks)
         return export_hf(self._models, self._megatron, self._arch)
 
-    def save(self, step: int) -> int:
+    def save(self, step: int) -> None:
         """Write a checkpoint of this step under <run.dir>/checkpoints, and drop those beyond checkpoint.keep_last.
 
-        Returns the step of the oldest one that is left.
+        With checkpoint.asynchronous it is written while training goes on, and must be settled.
         """
-        return self._checkpoints.save(step, self._state(loading=False) | {"step": step, "updates": self._updates})
+        gather_parameters(self._chunks)
+        self._checkpoints.save(step, self._state(loading=False) | {"updates": self._updates})
+
+    def settle_checkpoint(self, *, wait: bool) -> Optional[int]:
+        """Make the last save complete, if it is written (wait: wait for that).
+
+        Returns the step of the oldest checkpoint that is left if one became complete since the last call, else None.
+        """
+        return self._checkpoints.settle(wait=wait)
 
     def load_latest(self) -> Optional[int]:
         """Resume from the latest checkpoint; returns its step, or None (and nothing changed) if there is none."""
         path = self._checkpoints.latest()
         if path is None:
             return None
-        state = checkpoint.load(path, self._state(loading=True))
-        for name, model in self._named_models():
-            model.load_state_dict(state[name])
-        with cuda_tensors():
-            self._optimizer.load_state_dict(state["optimizer"])
+        state = self._checkpoints.load(path, self._state(loading=True))
+        restore(self._models, self._optimizer, state, state["updates"])
         torch.set_rng_state(state["generator"])
         self._updates = state["updates"]
         return state["step"]
-
-    def _wrap(self, model: torch.nn.Module, dtype: torch.dtype) -> DistributedDataParallel:
-        settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-        module = Float16Module(self._megatron, model) if dtype is torch.bfloat16 else model
-        wrapped = DistributedDataParallel(self._megatron, settings, module)
-        wrapped.vp_stage = model.vp_stage
-        return wrapped
 
     def _run(self, samples: List[TrainSample], loss: Callable, forward_only: bool) -> Tuple[List[Any], int]:
         """Megatron's schedule over this rank's micro-batches; what `loss` gave for each (last stage), their number."""
@@ -227,38 +227,11 @@ class Policy:
         )
         return results, len(mine)
 
-    def _named_models(self) -> Iterator[Tuple[str, torch.nn.Module]]:
-        for i, model in enumerate(self._models):
-            yield ("model" if len(self._models) == 1 else f"model{i}"), model
-
-    def _state(self, loading: bool) -> Dict[str, Any]:
+    def _state(self, *, loading: bool) -> Dict[str, Any]:
         """The sharded state dict of model, optimizer and generator, of this rank."""
-        metadata = {
-            "distrib_optim_sharding_type": "fully_reshardable",
-            "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
-            "singleton_local_shards": False,
-            "chained_optim_avoid_prefix": True,
-        }
-        models = {name: model.sharded_state_dict(metadata=metadata) for name, model in self._named_models()}
-        shards = models.get("model", models)
-        with cuda_tensors():
-            optimizer = self._optimizer.sharded_state_dict(shards, is_loading=loading, metadata=metadata)
         # Nothing in a step is drawn at random, so one rank's generator stands for all.
         generator = ShardedObject("generator", torch.get_rng_state(), (1,), (0,), replica_id=dist.get_rank())
-        return {**models, "optimizer": optimizer, "generator": generator}
-
-
-def _attention_share(arch: Architecture) -> float:
-    """Work of one (query, key) pair over that of one token in the linear layers, of a whole model.
-
-    Multiplications: 2 * heads * head_dim a pair and layer, causal attention has length / 2 keys a query.
-    """
-    queries, groups = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-    attention = arch.hidden_size * (2 * queries + 2 * groups)
-    width = arch.experts_per_token * arch.moe_intermediate_size if arch.num_experts else arch.intermediate_size
-    layer = attention + 3 * arch.hidden_size * width
-    linear = arch.num_layers * layer + arch.hidden_size * arch.vocab_size
-    return arch.num_layers * queries / linear
+        return {**sharded_state(self._models, self._optimizer, loading=loading), "generator": generator}
 
 
 def _sum_over_context(values: Tensor) -> Tensor:

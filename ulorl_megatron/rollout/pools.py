@@ -33,15 +33,17 @@ class _Step:
 
 
 class Pools:
-    """The samples in memory, over their store. One step is: admit, (decode `unfinished`), release, commit.
+    """The samples in memory, over their store. One step is: admit, recall, (decode `unfinished`), release, commit.
 
-    Nothing is durable before commit: a process that dies earlier starts the step again from the store.
+    Only arrived segments are durable before commit: a process that dies earlier starts the step again from the
+    store, and `recall` gives it those.
     """
 
     def __init__(self, store: PoolStore, rollout: RolloutConfig, experience: ExperienceConfig):
         self.store = store
         self._in_flight = rollout.prompts_per_step * rollout.group_size
         self._group_size = rollout.group_size
+        self._global_max_length = rollout.global_max_length
         self._experience = experience
         self._groups: Dict[int, List[Sample]] = {}
         for sample in store.load():
@@ -86,6 +88,27 @@ class Pools:
             new += group
         self._step = _Step(len(new), {s.id: s for s in self.unfinished})
         return new
+
+    def recall(self, step: int) -> int:
+        """Gives the unfinished samples back what arrived for them in this step before a kill; returns how many.
+
+        With a reward, or truncated, they are waiting. Only complete and not yet judged, they are still unfinished.
+        What does not continue one of these samples exactly, or was made by later weights than the step's, is dropped.
+        """
+        by_id = {sample.id: sample for sample in self.unfinished}
+        arrivals = self.store.arrivals()
+        fitting = {
+            id: arrival
+            for id, arrival in arrivals.items()
+            if id in by_id and arrival.continues(by_id[id]) and all(v < step for v in arrival.segment.versions)
+        }
+        self.store.discard(arrivals.keys() - fitting.keys())
+        for id, arrival in fitting.items():
+            sample = by_id[id]
+            sample.grow(arrival.segment, finished=arrival.finished, global_max_length=self._global_max_length)
+            if sample.complete and arrival.reward is not None:
+                sample.reward, sample.status = arrival.reward, Status.waiting
+        return len(fitting)
 
     def release(self, step: int) -> List[Tuple[Sample, float]]:
         """The waiting samples that train in this step, with their advantages (Eq. 4), in order of id.

@@ -5,6 +5,16 @@ from enum import Enum
 from typing import List, Optional
 
 
+def lost(version: int) -> int:
+    """The version of a token once the weights that made it are lost with a killed trainer; others get their number."""
+    return version if version < 0 else -1 - version
+
+
+def age(version: int, current: int) -> int:
+    """How many versions before `current` a token was made; at least 1 if by weights that are lost."""
+    return current - version if version >= 0 else max(1, current - (-1 - version))
+
+
 class Status(Enum):
     """Where a sample is. issued = unfinished + waiting + trained + filtered + failed, always."""
 
@@ -20,7 +30,7 @@ class Segment:
     """What one request brought.
 
     step: the step it was decoded in. tokens: ids. log_probs: of those ids at the sampling temperature, as the
-    server gave them (nats). versions: weight version that made each token, as the server stamped it.
+    server gave them (nats). versions: weight version that made each token, as the server stamped it; see `lost`.
     """
 
     step: int

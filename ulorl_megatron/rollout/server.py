@@ -1,5 +1,6 @@
 """An SGLang server process on this machine: started, watched, stopped."""
 
+import json
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from typing import Dict, List, Optional
 
 import torch
 
+from ulorl_megatron.config.positions import changed_fields, context_length
 from ulorl_megatron.config.schema import Config
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.launch.process import die_with_parent
@@ -19,6 +21,7 @@ from ulorl_megatron.rollout import cpu
 
 HOST = "127.0.0.1"
 LOG_TAIL_LINES = 20
+_KILL_S = 10.0  # a process in a driver call that hangs does not even end by SIGKILL
 
 # Below the ephemeral range of Linux (32768 on): the server binds its port a minute after it was chosen, and
 # by then an outgoing connection of any process may have taken an ephemeral one.
@@ -35,9 +38,6 @@ _RANK_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-
-# The server stops two tokens before its context is full, and says nothing of it: leave it that room.
-_CONTEXT_SLACK = 2
 
 
 def choose_ports(first: int, count: int) -> List[int]:
@@ -70,18 +70,20 @@ def _hold(first: int, count: int) -> List[int]:
 
 def command(config: Config, index: int, port: int) -> List[str]:
     """The command line of server `index`: weight version 0 is model.path as it is."""
-    context_length = config.data.max_prompt_length + config.rollout.global_max_length + _CONTEXT_SLACK
+    positions = context_length(config)
+    changed = changed_fields(config.model)
     return [
         *(sys.executable, "-m", "sglang.launch_server"),
         *("--model-path", config.model.path),
         *("--dtype", config.model.dtype.value),
         *("--host", HOST),
         *("--port", str(port)),
-        *("--context-length", str(context_length)),
+        *("--context-length", str(positions)),
+        *(("--json-model-override-args", json.dumps(changed)) if changed else ()),
         *("--random-seed", str(config.run.seed + index)),
         *("--weight-version", "0"),
         "--skip-tokenizer-init",  # prompts and responses travel as ids
-        *(() if torch.cuda.is_available() else cpu.flags(context_length)),
+        *(() if torch.cuda.is_available() else cpu.flags(positions)),
         *config.servers.extra_args,
     ]
 
@@ -99,7 +101,7 @@ def environment() -> Dict[str, str]:
 class LocalServer:
     """One server process and its process group.
 
-    It dies with the thread that called start(), even by kill -9: call start() from the main thread.
+    It dies with the thread that called start(), even by kill -9: call start() from one that lives until stop().
     """
 
     def __init__(self, command: List[str], url: str, log: Path):
@@ -130,13 +132,20 @@ class LocalServer:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def returncode(self) -> Optional[int]:
+        """None while it runs; negative: the signal that ended it."""
+        assert self._process is not None, "not started"
+        return self._process.poll()
+
+    def ending(self) -> str:
+        return f"ended with code {self.returncode}"
+
     def check_alive(self) -> None:
         """Raises UserError with the last lines of the log if the process has ended."""
         if not self.alive():
-            assert self._process is not None, "not started"
             raise UserError(
-                f"the server at {self.url} ended with code {self._process.returncode}. "
-                f"The last lines of {self.log}:\n{self.log_tail()}"
+                f"the server at {self.url} {self.ending()}. The last lines of {self.log}:\n{self.log_tail()}"
             )
 
     def log_tail(self) -> str:
@@ -149,6 +158,11 @@ class LocalServer:
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):  # the group is killed below
             self._process.wait(grace_s)
+        with suppress(subprocess.TimeoutExpired):  # it ends once its driver lets it; nobody waits for that
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to its whole group. Raises subprocess.TimeoutExpired if even that does not end it."""
         with suppress(ProcessLookupError):  # the whole group is gone already
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(_KILL_S)

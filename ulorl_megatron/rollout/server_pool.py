@@ -2,26 +2,19 @@
 
 import asyncio
 import logging
-import time
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Awaitable, Callable, List, Optional
+from typing import Dict, List, Optional
 
 from ulorl_megatron.config.schema import Config
-from ulorl_megatron.errors import UserError
 from ulorl_megatron.rollout import server as local
-from ulorl_megatron.rollout.client import (
-    Client,
-    Generation,
-    RequestError,
-    Sampling,
-    WeightUpdateFailed,
-)
+from ulorl_megatron.rollout.client import Client, Generation, OutOfMemory, RequestError, Sampling, ServerBusy
+from ulorl_megatron.rollout.keeper import Keeper
+from ulorl_megatron.rollout.member import Member
 from ulorl_megatron.rollout.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
-_READY_POLL_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 
 
@@ -29,27 +22,12 @@ class RequestFailed(Exception):
     """A request failed on every try it had."""
 
 
-@dataclass
-class Member:
-    """One server. process: set if this run started it. version: weight version it confirmed; None gets no
-    work.
-
-    outstanding: tokens asked of it and not yet answered (input ones included, they may have to be computed
-    anew).
-    """
-
-    client: Client
-    process: Optional[local.LocalServer] = None
-    version: Optional[int] = None
-    outstanding: int = 0
-
-
 class ServerPool:
     """Own servers (start, wait_ready, ..., close) or those of servers.urls, which are neither started nor
     stopped.
 
     A server takes part only while it has confirmed the weight version of the pool. Everything async belongs
-    to one event loop.
+    to one event loop; requests are made inside `kept`.
     """
 
     def __init__(self, config: Config, model: ServedModel, *, backoff_s: float = 1.0):
@@ -58,17 +36,19 @@ class ServerPool:
 
         Raises UserError when a port is in use.
         """
-        self.version = 0
         self._model = model
-        self._start_timeout_s = config.servers.start_timeout_s
         self._request_timeout_s = config.rollout.request_timeout_s
         self._retries = config.rollout.request_retries
         self._backoff_s = backoff_s
+        self._expected = 0
+        self._failed_tries = 0
+        self._out_of_memory = 0
         if config.servers.urls:
             self.members = [Member(Client(url, model)) for url in config.servers.urls]
         else:
             ports = local.choose_ports(config.servers.port, config.servers.count)
             self.members = [self._own(config, i, port) for i, port in enumerate(ports)]
+        self._keeper = Keeper(self.members, config.servers, model)
 
     def _own(self, config: Config, index: int, port: int) -> Member:
         url = f"http://{local.HOST}:{port}"
@@ -78,98 +58,158 @@ class ServerPool:
 
     def start(self) -> None:
         """Starts the own servers and returns at once. Call it from the main thread: they die with it."""
-        for member in self.members:
-            if member.process is not None:
-                member.process.start()
+        self._keeper.start()
 
     async def wait_ready(self) -> None:
-        """Until every server answers and holds weight version 0, which is model.path as it is.
+        """Until every server serves weight version 0, which is model.path as it is, or is given up.
 
-        A server given by URL may hold anything, so it loads model.path first. Raises UserError, with the end
-        of the log, when an own server ends or when servers.start_timeout_s pass.
+        A server given by URL may hold anything, so it loads model.path first. Raises UserError when none is left,
+        or when an own server ends by itself at its first start.
         """
-        await asyncio.gather(*(self._wait_one(member) for member in self.members))
-
-    async def _wait_one(self, member: Member) -> None:
-        deadline = time.monotonic() + self._start_timeout_s
-        if member.process is None:
-            await self._until(member, member.client.reachable, deadline)
-            await member.client.update_weights_from_disk(str(self._model.path.resolve()), 0)
-        await self._until(member, member.client.healthy, deadline)
-        member.version = 0
-
-    async def _until(self, member: Member, condition: Callable[[], Awaitable[bool]], deadline: float) -> None:
-        while not await condition():
-            if member.process is not None:
-                member.process.check_alive()
-            if time.monotonic() > deadline:
-                log_end = f" Its log ends:\n{member.process.log_tail()}" if member.process else ""
-                raise UserError(
-                    f"the server at {member.client.url} is not ready after {self._start_timeout_s:g} s; "
-                    f"look at it, or raise servers.start_timeout_s.{log_end}"
-                )
-            await asyncio.sleep(_READY_POLL_S)
+        await self._keeper.wait_ready()
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Loads an HF directory into every server, each addressed directly. The pool's version becomes
-        `version`.
+        """Loads an HF directory into every server. The pool's version becomes `version`.
 
-        A server that does not confirm gets no work until it confirms a later version. Raises
-        WeightUpdateFailed when none confirmed.
+        A server that does not confirm gets no work before it does. Raises UserError when none is left.
         """
-        self.version = version
-        outcomes = await asyncio.gather(
-            *(self._update_one(member, path, version) for member in self.members), return_exceptions=True
-        )
-        failures = [outcome for outcome in outcomes if outcome is not None]
-        for failure in failures:
-            if not isinstance(failure, WeightUpdateFailed):
-                raise failure
-            log.error("%s; it gets no work", failure)
-        if len(failures) == len(self.members):
-            raise WeightUpdateFailed("no server holds the new weights: " + "; ".join(map(str, failures)))
+        await self._keeper.update(path, version)
 
-    async def _update_one(self, member: Member, path: Path, version: int) -> None:
-        member.version = None
-        await member.client.update_weights_from_disk(str(path.resolve()), version)
-        member.version = version
+    def serving(self) -> List[Member]:
+        """The servers that may get work: alive, with the current weights confirmed."""
+        return self._keeper.serving()
 
-    async def generate(self, input_ids: List[int], sampling: Sampling, max_new_tokens: int) -> Generation:
-        """Up to max_new_tokens more tokens from the least loaded server, tried 1 + rollout.request_retries
-        times.
+    async def open_update(self) -> List[str]:
+        """Makes the servers ready for weights by broadcast (weight_sync.distributed); the URLs of those that are."""
+        return await self._keeper.open_update()
 
-        A try has rollout.request_timeout_s. Raises RequestFailed after the last one, RequestRejected at once,
-        UserError when no server is left.
+    async def close_update(self, version: int, failures: Dict[str, str]) -> None:
+        """After the broadcast: those that confirm `version` get work again; if some failed, none: broadcast again."""
+        await self._keeper.close_update(version, failures)
+
+    def kept(self) -> AbstractAsyncContextManager[None]:
+        """While inside, servers that fail are noticed, and brought back with the current weights."""
+        return self._keeper.kept()
+
+    def expect(self, tokens: int) -> None:
+        """Says how many tokens, input and output, the requests that now begin have together."""
+        self._expected = tokens
+        for member in self.members:
+            member.dispatched = 0
+
+    async def generate(
+        self,
+        input_ids: List[int],
+        sampling: Sampling,
+        max_new_tokens: int,
+        group: Optional[int] = None,
+        cut: Optional[asyncio.Event] = None,
+    ) -> Generation:
+        """Up to max_new_tokens more tokens, tried 1 + rollout.request_retries times.
+
+        group: requests with the same one begin alike. cut: once it is set, what there is comes back, as aborted.
+        A try has rollout.request_timeout_s, and ends when its server is found dead or hanging. While all servers are
+        being brought back it waits.
+        Raises RequestFailed after the last try, RequestRejected at once, UserError when no server is left.
         """
         tried: List[Member] = []
         for attempt in range(self._retries + 1):
-            member = self._choose(avoid=tried)
+            member = await self._choose(input_ids, max_new_tokens, group, tried)
             tried.append(member)
-            cost = len(input_ids) + max_new_tokens
-            member.outstanding += cost
             try:
-                return await member.client.generate(
-                    input_ids, sampling, max_new_tokens, timeout_s=self._request_timeout_s
-                )
+                return await self._ask(member, input_ids, sampling, max_new_tokens, group, cut)
             except RequestError as error:
                 log.warning("try %d of %d failed: %s", attempt + 1, self._retries + 1, error)
                 last = error
-            finally:
-                member.outstanding -= cost
+                self._failed_tries += 1
+                self._out_of_memory += isinstance(error, OutOfMemory)
             if attempt < self._retries:
                 await asyncio.sleep(min(self._backoff_s * 2**attempt, _LONGEST_BACKOFF_S))
         raise RequestFailed(f"{self._retries + 1} tries failed; the last: {last}") from last
 
-    def _choose(self, avoid: List[Member]) -> Member:
-        """The usable server with the fewest outstanding tokens, those to avoid only if there is no other."""
-        usable = [m for m in self.members if m.version == self.version and (m.process is None or m.process.alive())]
-        if not usable:
-            for member in self.members:
-                if member.process is not None:
-                    member.process.check_alive()
-            raise UserError(f"no server holds weight version {self.version}; see logs/server-*.log and restart the run")
-        fresh = [m for m in usable if m not in avoid]
-        return min(fresh or usable, key=lambda m: m.outstanding)
+    async def _choose(
+        self, input_ids: List[int], max_new_tokens: int, group: Optional[int], avoid: List[Member]
+    ) -> Member:
+        """Where the request ends soonest, in tokens outstanding; those to avoid only if there is no other.
+
+        The server that holds the beginning of it is taken while that has less than its fair share of all expected
+        tokens: all is asked at once, so until then it only gets now what it would get anyway.
+        """
+        while not (serving := self.serving()):
+            await self._keeper.change()
+        choices = [member for member in serving if member not in avoid] or serving
+        prefixes = [member.prefix(input_ids, group) for member in choices]
+        held, holder = max(zip(prefixes, choices, strict=True), key=lambda pair: pair[0])
+        after = holder.outstanding + len(input_ids) + max_new_tokens
+        if held and after * len(serving) <= self._expected:
+            return holder
+        ends = [member.outstanding - prefix for member, prefix in zip(choices, prefixes, strict=True)]
+        return choices[ends.index(min(ends))]
+
+    async def _ask(
+        self,
+        member: Member,
+        input_ids: List[int],
+        sampling: Sampling,
+        max_new_tokens: int,
+        group: Optional[int],
+        cut: Optional[asyncio.Event],
+    ) -> Generation:
+        """One try. Raises RequestError and RequestRejected; a fault of the server counts against it."""
+        cost = len(input_ids) + max_new_tokens
+        member.outstanding += cost
+        member.dispatched += cost
+        if group is not None:
+            member.held[group] = input_ids
+        version = self._keeper.version
+        call = asyncio.ensure_future(
+            member.client.generate(input_ids, sampling, max_new_tokens, timeout_s=self._request_timeout_s, cut=cut)
+        )
+        member.calls.add(call)
+        try:
+            generation = await call
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():
+                raise
+            raise RequestError(f"{member.client.url} was taken out of work: it {member.fault}") from None
+        except (ServerBusy, OutOfMemory):
+            raise
+        except RequestError as error:
+            if member.version == version:  # else it was taken out meanwhile, for this or another fault
+                self._keeper.strike(member, f"failed again and again: {error}")
+            raise
+        finally:
+            call.cancel()
+            member.calls.discard(call)
+            member.outstanding -= cost
+        member.strikes = 0
+        self._out_of_memory += generation.out_of_memory
+        self._check_versions(member, generation, version)
+        return generation
+
+    def _check_versions(self, member: Member, generation: Generation, asked: int) -> None:
+        """Raises RequestError if tokens are not of the weights it confirmed: somebody else started it anew."""
+        strange = {v for v in generation.versions if not asked <= v <= self._keeper.version}
+        if strange:
+            fault = f"made tokens by weight version {sorted(strange)}, not {asked}"
+            if member.version == asked:
+                self._keeper.fail(member, fault)
+            raise RequestError(f"{member.client.url} {fault}")
+
+    def metrics(self) -> Dict[str, float]:
+        """Of monitor.metrics, since the last call."""
+        dispatched = [member.dispatched for member in self.members]
+        metrics = {
+            "servers/serving": len(self.serving()),
+            "servers/missing": len(self.members) - len(self.serving()),
+            "servers/restarts": self._keeper.restarts,
+            "servers/failed_tries": self._failed_tries,
+            "servers/out_of_memory": self._out_of_memory,
+        }
+        if any(dispatched):
+            metrics["servers/imbalance"] = max(dispatched) * len(dispatched) / sum(dispatched)
+        self._keeper.restarts = self._failed_tries = self._out_of_memory = 0
+        return metrics
 
     async def close(self) -> None:
         """Closes the connections and stops the own servers."""

@@ -1,27 +1,26 @@
-"""The pools on disk: every sample of the run, in SQLite, one transaction a step.
+"""The pools on disk: every sample of the run, in SQLite, one transaction a step, segments as they arrive.
 
 Rows carry the step of each event (created, completed, settled; segments have theirs), so the state after any
-earlier step can be had back: `rewind`.
+earlier step can be had back: `rewind`. Segments of steps after the last committed one have arrived, or were there
+before a rewind: a step that is done, or done again, takes up those that continue its samples.
 """
 
-import json
-import os
-import socket
-import sqlite3
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import Dict, Iterable, List, Optional, Sequence, Set
 
 import numpy as np
 
-from ulorl_megatron.errors import UserError
-from ulorl_megatron.rollout.sample import Sample, Segment, Status
+from ulorl_megatron.rollout.database import Database
+from ulorl_megatron.rollout.sample import Sample, Segment, Status, lost
 
-_FORMAT = 1
+_FORMAT = 2
 _SETTLED = (Status.trained, Status.filtered, Status.failed)
 
-# int32 for ids and versions, float32 (what the server computes in) for log-probs.
+# int32 for ids and versions, float32 (what the server computes in) for log-probs. A segment may be there before its
+# sample is; reward: of the response that ends with it; context: see Arrival.
 _SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE steps (step INTEGER PRIMARY KEY, issued INTEGER NOT NULL);
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, prompt_index INTEGER NOT NULL, prompt BLOB NOT NULL,
@@ -31,10 +30,12 @@ CREATE TABLE samples (
 );
 CREATE INDEX samples_group ON samples (group_id);
 CREATE TABLE segments (
-    sample_id INTEGER NOT NULL REFERENCES samples (id), step INTEGER NOT NULL,
+    sample_id INTEGER NOT NULL, step INTEGER NOT NULL,
     tokens BLOB NOT NULL, log_probs BLOB NOT NULL, versions BLOB NOT NULL,
+    finished INTEGER NOT NULL, reward REAL, context INTEGER NOT NULL,
     PRIMARY KEY (sample_id, step)
 );
+CREATE INDEX segments_step ON segments (step);
 """
 
 
@@ -42,66 +43,44 @@ class ConservationError(RuntimeError):
     """Samples were lost or counted twice: issued != trained + filtered + unfinished + waiting + failed."""
 
 
-class PoolStore:
-    """The SQLite file of a run, opened by one process at a time.
+@dataclass(frozen=True)
+class Arrival:
+    """A segment of a step that is not committed.
 
-    No write-ahead log and no shared memory, so that network file systems do. A process that is killed in a
-    commit leaves the step before.
+    finished: it ends with EOS. reward: None if not judged, or if the judge gave up. context: CRC-32 of the ids it
+    continues, so that it never becomes a part of another response.
     """
+
+    segment: Segment
+    finished: bool
+    reward: Optional[float]
+    context: int
+
+    def continues(self, sample: Sample) -> bool:
+        return self.context == _context(sample.prompt_tokens, sample.segments)
+
+
+class PoolStore:
+    """The samples of a run, in a file that one process holds at a time (see Database)."""
 
     def __init__(self, path: Path):
         """Opens or creates `path`. Raises UserError when another process has it or its format is another."""
         self.path = path
-        self._owner_file = path.with_name(path.name + ".owner")
-        self._db = sqlite3.connect(path, timeout=0.0, isolation_level=None)
-        try:
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode=TRUNCATE")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA foreign_keys=ON")
-            self._db.execute("BEGIN EXCLUSIVE")  # the lock stays after the commit
-            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-                for statement in filter(str.strip, _SCHEMA.split(";")):
-                    self._db.execute(statement)
-                self._db.execute("INSERT INTO meta VALUES ('format', ?)", (str(_FORMAT),))
-            self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            self._db.close()
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                raise
-            raise UserError(
-                f"{path} is in use by {self._owner()}: one run directory, one trainer. Stop that one, "
-                "or take another run.dir"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise UserError(f"{path} is not a pool file ({error}); restore it, or take another run.dir") from error
-        (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-        if found != str(_FORMAT):
-            self._db.close()
-            raise UserError(f"{path} has format {found}, this version reads {_FORMAT}; take another run.dir")
-        self._owner_file.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-
-    def _owner(self) -> str:
-        try:
-            owner = json.loads(self._owner_file.read_text())
-            return f"process {owner['pid']} on {owner['host']}"
-        except (OSError, ValueError, LookupError):
-            return "another process"
+        self._db = Database(path, _SCHEMA, _FORMAT)
+        self._arrived: Set[int] = set()  # samples whose segment of the step in progress is stored as it is in memory
 
     def close(self) -> None:
-        self._owner_file.unlink(missing_ok=True)
         self._db.close()
 
     @property
     def last_step(self) -> int:
         """The last committed step; 0 before the first."""
-        return self._one("SELECT coalesce(max(step), 0) FROM steps")
+        return self._db.one("SELECT coalesce(max(step), 0) FROM steps")
 
     @property
     def groups_issued(self) -> int:
         """Prompts issued so far: the data position, and the next group_id."""
-        return self._one("SELECT coalesce(max(group_id) + 1, 0) FROM samples")
+        return self._db.one("SELECT coalesce(max(group_id) + 1, 0) FROM samples")
 
     def counts(self) -> Dict[Status, int]:
         """Samples in each status, and none in two."""
@@ -117,7 +96,7 @@ class PoolStore:
 
     def check_conservation(self) -> Dict[Status, int]:
         """The counts, if they add up to the samples issued; else ConservationError (slime#2238)."""
-        issued = self._one("SELECT coalesce(sum(issued), 0) FROM steps")
+        issued = self._db.one("SELECT coalesce(sum(issued), 0) FROM steps")
         counts = self.counts()
         if issued != sum(counts.values()):
             parts = " + ".join(f"{n} {status.value}" for status, n in counts.items())
@@ -133,17 +112,67 @@ class PoolStore:
         """
         if step != self.last_step + 1:
             raise ValueError(f"step {step} cannot be committed after step {self.last_step}")
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._db.transaction():
             self._db.execute("INSERT INTO steps VALUES (?, ?)", (step, issued))
+            owned = 0
             for sample in samples:
                 self._write(step, sample)
+                owned += _segment_of(step, sample) is not None
+            stored = self._db.one("SELECT count(*) FROM segments WHERE step = ?", (step,))
+            if stored != owned:
+                raise ConservationError(f"{stored} segments of step {step} are stored, the samples have {owned}")
             counts = self.check_conservation()
-            self._db.execute("COMMIT")
-            return counts
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+        self._arrived = set()
+        return counts
+
+    def arrive(self, step: int, samples: Iterable[Sample]) -> None:
+        """Stores, ahead of the commit, the segment of step `step` that each sample has, and its reward if it is there.
+
+        Again for the same sample it stores the reward that has come since. Raises ValueError unless step follows
+        last_step.
+        """
+        if step != self.last_step + 1:
+            raise ValueError(f"a segment of step {step} cannot arrive after step {self.last_step}")
+        with self._db.transaction():
+            written = [sample.id for sample in samples if self._write_segment(step, sample)]
+        self._arrived.update(written)
+
+    def arrivals(self) -> Dict[int, Arrival]:
+        """The segments of the step after the last committed one that are stored, by sample id.
+
+        The caller takes them up, or discards them.
+        """
+        rows = self._db.execute(
+            "SELECT sample_id, step, tokens, log_probs, versions, finished, reward, context FROM segments "
+            "WHERE step = ? ORDER BY sample_id",
+            (self.last_step + 1,),
+        )
+        found = {row[0]: Arrival(_segment(*row[1:5]), bool(row[5]), row[6], row[7]) for row in rows}
+        self._arrived = set(found)
+        return found
+
+    def discard(self, sample_ids: Iterable[int]) -> None:
+        """Drops what arrived for these samples in the step after the last committed one."""
+        dropped = set(sample_ids)
+        if not dropped:
+            return
+        step = self.last_step + 1
+        with self._db.transaction():
+            for id in dropped:
+                self._db.execute("DELETE FROM segments WHERE sample_id = ? AND step = ?", (id, step))
+        self._arrived -= dropped
+
+    def begin_as(self, origin: str) -> int:
+        """For a run that starts at step 0: what arrived under another origin is dropped; returns how many.
+
+        origin: whatever the first segments depend on; they are taken up again only by a start with the same.
+        """
+        dropped = 0
+        with self._db.transaction():
+            if self._db.noted("origin") != origin:
+                dropped = self._db.execute("DELETE FROM segments WHERE step > ?", (self.last_step,)).rowcount
+                self._db.note("origin", origin)
+        return dropped
 
     def _write(self, step: int, sample: Sample) -> None:
         if sample.created_step == step:
@@ -159,20 +188,7 @@ class PoolStore:
                     sample.created_step,
                 ),
             )
-        self._db.executemany(
-            "INSERT INTO segments VALUES (?, ?, ?, ?, ?)",
-            [
-                (
-                    sample.id,
-                    s.step,
-                    _pack(s.tokens, np.int32),
-                    _pack(s.log_probs, np.float32),
-                    _pack(s.versions, np.int32),
-                )
-                for s in sample.segments
-                if s.step == step
-            ],
-        )
+        self._write_segment(step, sample)
         changed = self._db.execute(
             "UPDATE samples SET completed_step = ?, finished = ?, reward = ?, settled_step = ?, settled = ? "
             "WHERE id = ? AND settled IS NULL",
@@ -187,6 +203,31 @@ class PoolStore:
         ).rowcount
         if changed != 1:
             raise ConservationError(f"sample {sample.id} ({sample.status.value}) was settled before, or never issued")
+
+    def _write_segment(self, step: int, sample: Sample) -> bool:
+        """Whether there was one to write; of one that has arrived, only the reward is new."""
+        segment = _segment_of(step, sample)
+        if segment is None:
+            return False
+        if sample.id in self._arrived:
+            self._db.execute(
+                "UPDATE segments SET reward = ? WHERE sample_id = ? AND step = ?", (sample.reward, sample.id, step)
+            )
+            return True
+        self._db.execute(
+            "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                sample.id,
+                step,
+                _pack(segment.tokens, np.int32),
+                _pack(segment.log_probs, np.float32),
+                _pack(segment.versions, np.int32),
+                sample.finished,
+                sample.reward,
+                _context(sample.prompt_tokens, sample.segments[:-1]),
+            ),
+        )
+        return True
 
     def load(self) -> List[Sample]:
         """All samples of the groups that have an unfinished or a waiting one, in order of id.
@@ -232,46 +273,51 @@ class PoolStore:
         )
 
     def _segments(self, sample_id: int) -> List[Segment]:
+        """Those of the committed steps."""
         rows = self._db.execute(
-            "SELECT step, tokens, log_probs, versions FROM segments WHERE sample_id = ? ORDER BY step",
-            (sample_id,),
+            "SELECT step, tokens, log_probs, versions FROM segments WHERE sample_id = ? AND step <= ? ORDER BY step",
+            (sample_id, self.last_step),
         )
-        return [
-            Segment(step, _unpack(tokens, np.int32), _unpack(log_probs, np.float32), _unpack(versions, np.int32))
-            for step, tokens, log_probs, versions in rows
-        ]
+        return [_segment(*row) for row in rows]
 
     def rewind(self, step: int) -> None:
-        """Back to the state after `step`: for a policy checkpoint older than the pools. Nothing later stays.
+        """Back to the state after `step`: for a policy checkpoint older than the pools.
 
+        Later segments stay, as arrived. The weights of `step` made those of the step after it. The weights that made
+        still later ones are lost with the killed trainer, and their versions say so from now on (see `lost`): those
+        that are trained now in their place have the same numbers.
         Raises ValueError when `step` is ahead of the pools, or when samples it needs were forgotten.
         """
-        last, oldest = self.last_step, int(self._one("SELECT value FROM meta WHERE key = 'forgotten'", 0))
+        last, oldest = self.last_step, int(self._db.noted("forgotten", 0))
         if not oldest <= step <= last:
             raise ValueError(f"cannot rewind to step {step}: the pools hold steps {oldest} to {last}")
-        self._db.execute("BEGIN IMMEDIATE")
-        for statement in (
-            "DELETE FROM segments WHERE step > ?",
-            "DELETE FROM samples WHERE created_step > ?",
-            "UPDATE samples SET settled = NULL, settled_step = NULL WHERE settled_step > ?",
-            "UPDATE samples SET completed_step = NULL, finished = NULL, reward = NULL WHERE completed_step > ?",
-            "DELETE FROM steps WHERE step > ?",
-        ):
-            self._db.execute(statement, (step,))
-        self._db.execute("COMMIT")
+        with self._db.transaction():
+            later = "SELECT sample_id, step, versions FROM segments WHERE step > ?"
+            for sample_id, at, blob in self._db.execute(later, (step + 1,)).fetchall():
+                versions = [v if v <= step else lost(v) for v in _unpack(blob, np.int32)]
+                self._db.execute(
+                    "UPDATE segments SET versions = ? WHERE sample_id = ? AND step = ?",
+                    (_pack(versions, np.int32), sample_id, at),
+                )
+            for statement in (
+                "DELETE FROM samples WHERE created_step > ?",
+                "UPDATE samples SET settled = NULL, settled_step = NULL WHERE settled_step > ?",
+                "UPDATE samples SET completed_step = NULL, finished = NULL, reward = NULL WHERE completed_step > ?",
+                "DELETE FROM steps WHERE step > ?",
+            ):
+                self._db.execute(statement, (step,))
+        self._arrived = set()
 
     def forget(self, step: int) -> None:
         """Drops the tokens of samples settled by `step`; no rewind goes before `step` any more.
 
         Their rows stay. Call it with the step of the oldest policy checkpoint that is kept.
         """
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute(
-            "DELETE FROM segments WHERE sample_id IN (SELECT id FROM samples WHERE settled_step <= ?)",
-            (step,),
-        )
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (str(step),))
-        self._db.execute("COMMIT")
+        with self._db.transaction():
+            self._db.execute(
+                "DELETE FROM segments WHERE sample_id IN (SELECT id FROM samples WHERE settled_step <= ?)", (step,)
+            )
+            self._db.note("forgotten", str(step))
 
     def trained(self) -> Dict[int, int]:
         """Step in which each trained sample trained, by sample id."""
@@ -280,11 +326,24 @@ class PoolStore:
 
     def mean_reward(self, issued_in: int) -> Optional[float]:
         """Mean reward of the complete samples issued in one step; None if there are none."""
-        return self._one("SELECT avg(reward) FROM samples WHERE created_step = ?", parameters=(issued_in,))
+        return self._db.one("SELECT avg(reward) FROM samples WHERE created_step = ?", (issued_in,))
 
-    def _one(self, query: str, default=None, parameters: Sequence = ()):
-        row = self._db.execute(query, parameters).fetchone()
-        return default if row is None else row[0]
+
+def _segment_of(step: int, sample: Sample) -> Optional[Segment]:
+    """The segment that `sample` got in step `step`; only its last one can be."""
+    last = sample.segments[-1] if sample.segments else None
+    return last if last is not None and last.step == step else None
+
+
+def _context(prompt_tokens: Sequence, segments: Sequence[Segment]) -> int:
+    crc = zlib.crc32(_pack(prompt_tokens, np.int32))
+    for segment in segments:
+        crc = zlib.crc32(_pack(segment.tokens, np.int32), crc)
+    return crc
+
+
+def _segment(step: int, tokens: bytes, log_probs: bytes, versions: bytes) -> Segment:
+    return Segment(step, _unpack(tokens, np.int32), _unpack(log_probs, np.float32), _unpack(versions, np.int32))
 
 
 def _pack(values: Sequence, dtype: type) -> bytes:

@@ -1,6 +1,7 @@
 """How long responses get: observed lengths, or a log-normal law."""
 
 import math
+from bisect import bisect_right
 from pathlib import Path
 from random import Random
 from statistics import NormalDist
@@ -39,6 +40,8 @@ class Observed:
     @classmethod
     def read(cls, file: Path) -> "Observed":
         """One number of tokens a line. Raises UserError naming the line that is none."""
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; give one number of tokens a line")
         lengths = []
         for number, line in enumerate(file.read_text().splitlines(), 1):
             if line.strip():
@@ -54,8 +57,6 @@ class Observed:
         return self._lengths[min(int(p * len(self._lengths)), len(self._lengths) - 1)]
 
     def share_within(self, length: float) -> float:
-        from bisect import bisect_right
-
         return bisect_right(self._lengths, length) / len(self._lengths)
 
 

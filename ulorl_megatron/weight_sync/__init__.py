@@ -1,5 +1,6 @@
-"""From the policy's shards to the servers: HF copies of the weights, one folder a version."""
+"""From the policy's shards to the servers: by an HF folder of each version, or by broadcast."""
 
 from ulorl_megatron.weight_sync.disk import publish_weights
+from ulorl_megatron.weight_sync.sync import WeightSync
 
-__all__ = ["publish_weights"]
+__all__ = ["WeightSync", "publish_weights"]

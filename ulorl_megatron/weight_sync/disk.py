@@ -10,19 +10,23 @@ from safetensors.torch import save_file
 
 from checkpoint_tools.companions import copy_companions
 from checkpoint_tools.hf_files import write_index
+from ulorl_megatron.config.positions import changed_fields
+from ulorl_megatron.config.schema import ModelConfig
 from ulorl_megatron.launch import Ranks
 from ulorl_megatron.policy import Policy
 
 _VERSION_GLOB = "step-*"
 
 
-def publish_weights(policy: Policy, ranks: Ranks, model: Path, weights: Path, version: int, keep: int) -> Path:
+def publish_weights(
+    policy: Policy, ranks: Ranks, model: ModelConfig, weights: Path, version: int, keep: int
+) -> Path:
     """Writes weights/step-<version>, a Hugging Face folder that servers can load; returns its path on every rank.
 
-    Collective. model: the folder whose config and tokenizer belong to these weights. keep: how many versions stay.
-    A reader never sees half a folder: it is written under another name and renamed when all ranks are done and every
-    shard was opened again and holds what it should (verl#6842). It is not forced to the disk: after a power failure
-    the next start writes it anew.
+    Collective. model: its config.json, with its positions, and its tokenizer are written beside the weights. keep: how
+    many versions stay. A reader never sees half a folder: it is written under another name and renamed when all ranks
+    are done and every shard was opened again and holds what it should (verl#6842). It is not forced to the disk: after
+    a power failure the next start writes it anew.
     """
     final = weights / f"step-{version:06d}"
     partial = weights / f".partial-{version:06d}"
@@ -44,7 +48,7 @@ def _start(partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _finish(shards: List, model: Path, dtype: torch.dtype, partial: Path, final: Path, keep: int) -> None:
+def _finish(shards: List, model: ModelConfig, dtype: torch.dtype, partial: Path, final: Path, keep: int) -> None:
     weight_map: Dict[str, str] = {}
     for shard, sizes in shards:
         if not sizes:
@@ -57,7 +61,7 @@ def _finish(shards: List, model: Path, dtype: torch.dtype, partial: Path, final:
         weight_map |= dict.fromkeys(sizes, shard)
     total = sum(sum(sizes.values()) for _, sizes in shards)
     write_index(partial, weight_map, total)
-    copy_companions(model, partial, dtype)
+    copy_companions(Path(model.path), partial, dtype, changed_fields(model))
     if final.exists():
         shutil.rmtree(final)
     partial.rename(final)

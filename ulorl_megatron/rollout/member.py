@@ -1,0 +1,65 @@
+"""One server of the pool, as the dispatcher and the keeper see it."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Set
+
+from ulorl_megatron.rollout.client import Client
+from ulorl_megatron.rollout.server import LocalServer
+
+_BLOCK = 512  # ids compared at a time
+
+
+@dataclass
+class Member:
+    """process: set if this run started it. version: weight version it confirmed; None gets no work.
+    open: paused, for weights by broadcast.
+
+    gone: it failed more often than it may; nobody asks it any more. fault: why it last got no work. returns: how
+    often it was started again, or taken back if it is not ours. strikes: tries in a row that were its fault.
+    answered: it did since it was started. deadline: time.monotonic() by which it must be ready.
+    outstanding: tokens asked of it and not yet answered, input ones included. dispatched: those of this step, answered
+    or not. calls: what waits for its answers. held: the ids last sent to it of each group, which its prefix cache has.
+    """
+
+    client: Client
+    process: Optional[LocalServer] = None
+    version: Optional[int] = None
+    open: bool = False
+    gone: bool = False
+    fault: str = ""
+    returns: int = 0
+    strikes: int = 0
+    answered: bool = False
+    deadline: float = math.inf
+    outstanding: int = 0
+    dispatched: int = 0
+    calls: Set[asyncio.Future] = field(default_factory=set)
+    held: Dict[int, List[int]] = field(default_factory=dict)
+
+    @property
+    def dead(self) -> bool:
+        """Whether it is a process of ours that has ended."""
+        return self.process is not None and not self.process.alive()
+
+    def prefix(self, input_ids: List[int], group: Optional[int]) -> int:
+        """How many of the ids, from the first on, were sent to it in an earlier request of the group."""
+        held = self.held.get(group, [])
+        end = min(len(held), len(input_ids))
+        start = 0
+        while start < end and held[start : start + _BLOCK] == input_ids[start : start + _BLOCK]:
+            start += _BLOCK
+        while start < end and held[start] == input_ids[start]:
+            start += 1
+        return min(start, end)
+
+    def take_out(self, fault: str) -> None:
+        """No more work; whoever waits for its answers is told by a cancelled call."""
+        self.version = None
+        self.open = False
+        self.fault = fault
+        self.strikes = 0
+        self.held.clear()
+        for call in list(self.calls):
+            call.cancel()

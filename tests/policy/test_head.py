@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ulorl_megatron.policy import head as head_module
+from ulorl_megatron.config import layout
 from ulorl_megatron.policy.head import ScoreHead
 
 TOKENS, HIDDEN, VOCAB = 21, 12, 50
@@ -36,7 +36,7 @@ def plain(hidden, weight, positions, labels, temperature):
 
 @pytest.fixture(params=[2**20, 24, 1], ids=["one-tile", "several-tiles", "a-word-a-tile"])
 def tiles(request, monkeypatch):
-    monkeypatch.setitem(head_module._TILE, "cpu", request.param)
+    monkeypatch.setitem(layout._TILE, "cpu", request.param)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1024])

@@ -12,6 +12,15 @@ def padded_vocab_size(arch: Architecture, tensor_parallel: int) -> int:
     return -(-arch.vocab_size // tensor_parallel) * tensor_parallel
 
 
+# Logits of a tile of the log-prob head: few enough for the cache of a CPU, and enough to keep a GPU busy.
+_TILE = {"cpu": 2**20, "cuda": 2**26}
+
+
+def tile_words(chunk: int, device: str) -> int:
+    """Words of a tile of `chunk` tokens, whose logits exist at a time. device: cpu or cuda."""
+    return max(_TILE[device] // chunk, 1)
+
+
 def lockstep_replicas(sizes: ParallelConfig) -> int:
     """Data-parallel replicas that exchange tokens in every layer, since one group of experts is spread over them."""
     replica = sizes.tensor * sizes.context

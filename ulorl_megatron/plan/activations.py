@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Dict
 
-from ulorl_megatron.config.layout import padded_vocab_size
+from ulorl_megatron.config.layout import padded_vocab_size, tile_words
 from ulorl_megatron.config.schema import Recompute, TransformerImpl
 from ulorl_megatron.plan.layout import Layout
 
@@ -179,10 +179,9 @@ def head_work(layout: Layout) -> int:
     chunk = min(layout.head_chunk, layout.tokens)
     rows = z.t * z.h * z.e  # the scored positions
     kept = _norm(layout, z.s, z.h, 1) + rows
-    forward = 16 * chunk * words + (rows if layout.sizes.tensor > 1 else 0)  # logits, scaled, e^x, x e^x, in float32
-    gradient = chunk * words * (4 + (z.e if z.e < 4 else 0))
-    weight = words * z.h * (4 + z.e)  # its gradient in float32, and the product of one chunk
-    if not layout.cuda and z.e < 4:
-        weight += words * z.h * 4  # a CPU widens the product before it adds
-    backward = rows + weight + gradient
+    tile = chunk * min(words, tile_words(chunk, "cuda" if layout.cuda else "cpu"))
+    forward = 16 * tile + (rows if layout.sizes.tensor > 1 else 0)  # logits, scaled, e^x, x e^x, in float32
+    gradient = tile * (4 + (z.e if z.e < 4 else 0)) + 2 * tile // chunk * z.h * 4  # and the tile's words, twice
+    weight = words * z.h * z.e
+    backward = 2 * rows + z.t * z.h * 4 + weight + gradient  # the scored rows, and their gradient in float32
     return kept + max(forward, backward)

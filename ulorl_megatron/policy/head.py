@@ -13,16 +13,9 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from ulorl_megatron.config.layout import tile_words
+
 Scores = Tuple[Tensor, Tensor, Tensor, Tensor]
-
-# Logits of a tile: few enough for the cache of a CPU, and enough to keep a GPU busy.
-_TILE = {"cpu": 2**20, "cuda": 2**26}
-
-
-def tile_words(chunk: int, device: torch.device) -> int:
-    """Words of a tile of `chunk` tokens."""
-    return max(_TILE[device.type] // chunk, 1)
-
 
 class _Scores(torch.autograd.Function):
     """(hidden [T, H], weight [V / tp, H], labels [T]) -> log-probs (with graph) and entropies, tempered, then raw.
@@ -36,7 +29,7 @@ class _Scores(torch.autograd.Function):
         scales = (1 / temperature, 1.0) if raw else (1 / temperature,)
         labels = labels - first  # rows of the weight, where this rank has them
         sums = _Sums(hidden.size(0), scales, hidden.device)
-        for block in _parts(words, tile_words(chunk, hidden.device)):
+        for block in _parts(words, tile_words(chunk, hidden.device.type)):
             for part in _parts(hidden.size(0), chunk):
                 sums.add((hidden[part] @ weight[block].t()).float(), labels[part] - block.start, part)
         log_probs, entropies, log_normalizers = sums.results(group)
@@ -58,7 +51,7 @@ class _Scores(torch.autograd.Function):
         grad_rows = torch.zeros_like(rows, dtype=torch.float32)
         grad_weight = torch.empty_like(weight)
         grad_weight[ctx.words :] = 0
-        for block in _parts(ctx.words, tile_words(ctx.chunk, hidden.device)):
+        for block in _parts(ctx.words, tile_words(ctx.chunk, hidden.device.type)):
             words, grad_words = weight[block], None
             for part in _parts(scored.numel(), ctx.chunk):
                 logits = (rows[part] @ words.t()).float()

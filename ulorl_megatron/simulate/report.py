@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 from typing import List
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -59,7 +60,7 @@ def _counts(text: str) -> List[int]:
 
 
 def _print(outcomes: List[Outcome], best: Outcome, servers: int) -> None:
-    table = Table(title=f"a step on {servers} servers, simulated")
+    table = Table(title=f"a step on {servers} servers, simulated", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("segments", "step s", "rollout", "train", "samples", "s each", "idle", "age", "prefill"):
         table.add_column(column, justify="right")
     for o in outcomes:

@@ -37,7 +37,7 @@ class TimedServers:
     def kept(self):
         return contextlib.nullcontext()
 
-    async def generate(self, input_ids, sampling, max_new_tokens, group):
+    async def generate(self, input_ids, sampling, max_new_tokens, group, cut):
         await asyncio.sleep(self._random.uniform(0, self._seconds))
         values = range(max_new_tokens)
         return Generation(list(values), [-i / max_new_tokens for i in values], [0] * max_new_tokens, Finish.length)

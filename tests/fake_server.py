@@ -23,6 +23,7 @@ class FakeServer:
     """faults: used up by the next /generate calls. requests: of /generate. calls: routes, in order.
 
     hung: set, no route answers, as a stopped process does. delay_s: mean seconds of a /generate.
+    update_s: of loading weights.
     """
 
     def __init__(self, delay_s: float = 0.0) -> None:
@@ -34,6 +35,7 @@ class FakeServer:
         self.paused = False
         self.hung = False
         self.delay_s = delay_s
+        self.update_s = 0.0
         self._seen: set = set()  # contexts whose prefix is cached
         self._weights = b""
 
@@ -101,6 +103,7 @@ class FakeServer:
     async def _update(self, request: web.Request) -> web.Response:
         self.calls.append("/update_weights_from_disk")
         payload = await request.json()
+        await asyncio.sleep(self.update_s)
         config = Path(payload["model_path"]) / "config.json"
         if not config.is_file():
             return web.json_response({"success": False, "message": "no such model"}, status=400)

@@ -140,6 +140,21 @@ def test_a_server_that_did_not_confirm_gets_no_work_until_it_does(model, tmp_pat
     assert calls[:loads].count("/update_weights_from_disk") >= 2, "weights, then work (NeMo-RL#3187)"
 
 
+def test_a_step_that_begins_during_an_update_does_not_load_the_weights_again(model, tmp_path, tiny_moe):
+    """SGLang ends on a second update while one is under way; with rollout.overlap both can come together."""
+
+    async def work(pool, fakes):
+        fakes[0].update_s = 0.3
+        updating = asyncio.create_task(pool.update_weights(tiny_moe, 7))
+        await asyncio.sleep(0.05)
+        async with pool.kept():
+            await many(pool, 2)
+            await updating
+        return fakes[0].calls.count("/update_weights_from_disk"), [m.version for m in pool.members]
+
+    assert run_pool(model, tmp_path, work) == (1, [7])
+
+
 def test_none_confirms_none_is_left_and_the_run_stops(model, tmp_path, tiny_moe):
     async def work(pool, fakes):
         for fake in fakes:

@@ -234,6 +234,8 @@ class Keeper:
                 if first and not member.returns and member.process.returncode > 0:
                     member.process.check_alive()
                 self.fail(member, member.process.ending())
+            elif member.open:
+                await self._change.wait()
             elif await self._answers(member):
                 if self._by_broadcast:  # it takes part in the next one
                     await self._change.wait()
@@ -258,7 +260,16 @@ class Keeper:
             await self._load(member)
 
     async def _load(self, member: Member) -> None:
-        """The current weights, confirmed; a failed update is fatal for the server as it is (AReaL#140)."""
+        """The current weights, confirmed; a failed update is fatal for the server as it is (AReaL#140).
+
+        One at a time: SGLang ends on a second update while one is under way.
+        """
+        returns = member.returns
+        async with member.loading:
+            if member.version is None and not member.gone and member.returns == returns:
+                await self._load_now(member)
+
+    async def _load_now(self, member: Member) -> None:
         version = self.version
         try:
             if self._weights is not None or member.process is None:

@@ -14,7 +14,7 @@ _BLOCK = 512  # ids compared at a time
 @dataclass
 class Member:
     """process: set if this run started it. version: weight version it confirmed; None gets no work.
-    open: paused, for weights by broadcast.
+    open: paused, for weights by broadcast. loading: held while weights are loaded from a folder.
 
     gone: it failed more often than it may; nobody asks it any more. fault: why it last got no work. returns: how
     often it was started again, or taken back if it is not ours. strikes: tries in a row that were its fault.
@@ -36,6 +36,7 @@ class Member:
     outstanding: int = 0
     dispatched: int = 0
     calls: Set[asyncio.Future] = field(default_factory=set)
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     held: Dict[int, List[int]] = field(default_factory=dict)
 
     @property

@@ -6,8 +6,10 @@ tests/rollout/test_kills.py does it fifty times in the time of one of these.
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 
 import psutil
 import pytest
@@ -18,13 +20,15 @@ from ulorl_megatron.rollout.store import PoolStore
 STEPS = 6
 
 # A run with one outcome: sampling so cold that it is greedy, and since the members of a group then agree, they train
-# with an advantage of 0 and the weights stay. No checkpoint is dropped, so that all tokens stay in the pools.
+# with an advantage of 0 and the weights stay. No checkpoint is dropped, so that all tokens stay in the pools. The
+# server decodes 16 of the 128 samples at a time, so that segments arrive all through a step.
 SETTINGS = (
     "rollout.temperature=0.01",
     "experience.dynamic_sampling=false",
     "algorithm.max_engine_mismatch=null",
     "checkpoint.keep_last=100",
     "servers.max_restarts=10",
+    "servers.extra_args=[--max-running-requests=16]",
     f"run.total_steps={STEPS}",
 )
 
@@ -34,15 +38,29 @@ class Life:
 
     def __init__(self, task, run):
         self._process = subprocess.Popen(command(task, run, *SETTINGS), stdout=subprocess.PIPE, text=True)
-        self._rank = None
+        self._pools = run / "pools.sqlite"
 
     def until_step(self, step):
-        """Returns somewhere in the step after `step`."""
+        """Returns in the step after `step`, when segments of it have arrived and most have not."""
         for line in self._process.stdout:
             if line.startswith(f"step {step:>4}/"):
-                time.sleep(random.Random(step).uniform(0.1, 0.8))
-                return
-        raise AssertionError(f"the run ended before step {step}: {self._process.wait()}")
+                break
+        else:
+            raise AssertionError(f"the run ended before step {step}: {self._process.wait()}")
+        deadline = time.monotonic() + 120
+        while not self._arrived():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(random.Random(step).uniform(0.0, 0.2))
+
+    def _arrived(self):
+        """Segments on disk of the step in progress, read past the lock of the trainer."""
+        with closing(sqlite3.connect(f"file:{self._pools}?mode=ro&immutable=1", uri=True)) as db:
+            try:
+                query = "SELECT count(*) FROM segments WHERE step > (SELECT max(step) FROM steps)"
+                return db.execute(query).fetchone()[0]
+            except sqlite3.DatabaseError:  # read in the middle of a write
+                return 0
 
     def kill_server(self):
         family = psutil.Process(self._process.pid).children(recursive=True)
@@ -84,7 +102,6 @@ def test_the_set_of_trained_samples_is_that_of_an_unbroken_run(task, tmp_path):
         life.kill_server()
         if what == "server":
             life.until_step(3)  # it goes on with a new one
-        time.sleep(0.3)
         life.kill()
     found, arrived = segments(run)
     saved |= found

@@ -75,6 +75,14 @@ def test_old_versions_go_and_leftovers_of_a_kill_do_not_matter(model, tmp_path):
     assert not (weights / "step-000002" / "junk.safetensors").exists()
 
 
+def test_a_run_taken_back_keeps_what_it_just_published(model, tmp_path):
+    """Killed before a checkpoint was complete, a run publishes an earlier version than the folders that are there."""
+    policy, weights = FilePolicy(model / "model.safetensors"), tmp_path / "weights"
+    for version in (1, 2, 0):
+        folder = publish_weights(policy, OneRank(), ModelConfig(str(model)), weights, version, keep=2)
+    assert [p.name for p in weights.iterdir()] == [folder.name] == ["step-000000"]
+
+
 def test_a_shard_that_does_not_hold_what_its_rank_said_is_not_published(model, tmp_path, monkeypatch):  # verl#6842
     policy, weights = FilePolicy(model / "model.safetensors"), tmp_path / "weights"
     save_file = disk.save_file

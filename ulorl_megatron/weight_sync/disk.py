@@ -65,5 +65,7 @@ def _finish(shards: List, model: ModelConfig, dtype: torch.dtype, partial: Path,
     if final.exists():
         shutil.rmtree(final)
     partial.rename(final)
-    for old in sorted(final.parent.glob(_VERSION_GLOB))[:-keep]:
-        shutil.rmtree(old)
+    folders = sorted(final.parent.glob(_VERSION_GLOB))
+    current = folders.index(final)
+    for other in folders[current + 1 :] + folders[: max(current + 1 - keep, 0)]:  # later ones: a kill took them back
+        shutil.rmtree(other)

@@ -23,7 +23,7 @@ STEPS = 6
 # with an advantage of 0 and the weights stay. No checkpoint is dropped, so that all tokens stay in the pools. The
 # server decodes 16 of the 128 samples at a time, so that segments arrive all through a step.
 SETTINGS = (
-    "rollout.temperature=0.01",
+    "rollout.temperature=0.0001",
     "experience.dynamic_sampling=false",
     "algorithm.max_engine_mismatch=null",
     "checkpoint.keep_last=100",
@@ -112,7 +112,8 @@ def test_the_set_of_trained_samples_is_that_of_an_unbroken_run(task, tmp_path):
     outcomes = []
     for folder in (tmp_path / "unbroken", run):
         store = PoolStore(folder / "pools.sqlite")
-        outcomes.append((store.trained(), store.check_conservation(), store.groups_issued))
+        store.check_conservation()
+        outcomes.append((store.trained(), store.groups_issued))
         store.close()
         assert [r["step"] for r in records(folder)] == list(range(1, STEPS + 1))
     assert outcomes[0] == outcomes[1] and len(outcomes[0][0]) > 100

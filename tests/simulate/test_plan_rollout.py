@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import tiny_config
 from ulorl_megatron.cli import main
-from ulorl_megatron.config.schema import Config
+from ulorl_megatron.config.schema import Config, Stop
 from ulorl_megatron.simulate.lengths import LogNormal, Observed
 from ulorl_megatron.simulate.options import MEDIAN, NUMBERS, PROMPT_TOKENS, SIGMA
 from ulorl_megatron.simulate.report import grain
@@ -36,6 +36,25 @@ def test_equal_lengths_take_what_arithmetic_says(config):
     assert outcome.age == pytest.approx((2 * 16 + 16) / 40 / 3)  # of 40 tokens 16 are two versions old, 16 are one
 
 
+def test_with_overlap_decoding_hides_behind_the_update(config):
+    config.rollout.overlap = True
+    work = Workload(Observed([40]), prompt_tokens=8, train_tokens_per_s=1e9, fixed_s=2.0)
+    outcome = simulate(config, servers=1, model=QUICK, work=work, steps=6, grain=1)
+    assert outcome.rollout_s == pytest.approx(0, abs=1e-6) and outcome.step_s == pytest.approx(2.0)
+    assert outcome.idle == pytest.approx(1 - (16 + 16 + 8) / 3 * 0.01 / 2.0, abs=0.02)
+
+
+def test_enough_ends_a_step_when_it_has_them(config):
+    """10 of 11 responses have 10 tokens, the others 100."""
+    config.rollout.global_max_length, config.rollout.segment_count = 128, 1
+    work = Workload(Observed([10] * 10 + [100]), prompt_tokens=8, train_tokens_per_s=1e9, fixed_s=2.0)
+    all_of_them = simulate(config, servers=1, model=QUICK, work=work, steps=8, grain=1)
+    config.rollout.stop, config.rollout.enough_samples = Stop.enough, 2
+    enough = simulate(config, servers=1, model=QUICK, work=work, steps=8, grain=1)
+    assert 0.05 < enough.rollout_s < 0.11 and enough.samples >= 2
+    assert all_of_them.rollout_s > 0.5
+
+
 def test_the_same_seed_has_the_same_outcome(config):
     work = Workload(LogNormal(30, 0.8), 8, 1000.0, 0.1)
     first, second = (simulate(config, 2, QUICK, work, 4, 1) for _ in range(2))
@@ -44,7 +63,7 @@ def test_the_same_seed_has_the_same_outcome(config):
 
 
 def test_the_choice_is_the_fastest_sample_that_is_not_too_old():
-    slow, fast = (Outcome(n, 0, 0, 0, 1, s, 0, 0, a, 0, 0) for n, s, a in ((1, 2.0, 0.0), (8, 1.0, 1.5)))
+    slow, fast = (Outcome(n, 0, 0, 0, 1, s, 0, a, 0, 0) for n, s, a in ((1, 2.0, 0.0), (8, 1.0, 1.5)))
     assert choose([slow, fast]) is fast and choose([slow, fast], max_age=1.0) is slow
 
 

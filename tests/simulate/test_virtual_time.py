@@ -116,3 +116,18 @@ def test_a_request_given_up_frees_its_place():
         return asyncio.get_running_loop().time()
 
     assert run(main()) == pytest.approx(0.3 + 90 * 0.02, rel=0.01)
+
+
+def test_new_weights_in_the_middle_pause_it_and_are_stamped():
+    model = ServerModel(0.01, 0.0, 0.0, prefill_tokens_per_s=1000.0, kv_tokens=10**6, update_s=3.0)
+
+    async def main():
+        server = SimulatedServer("http://x", model, Observed([100]), 10, 1, Random(0))
+        request = asyncio.create_task(server.generate([0] * 10, SAMPLING, 100, timeout_s=0))
+        await asyncio.sleep(0.01 + 0.405)
+        await server.update_weights_from_disk("", 1)
+        return await request, asyncio.get_running_loop().time()
+
+    answer, seconds = run(main())
+    assert answer.versions == [0] * 40 + [1] * 60
+    assert seconds == pytest.approx(0.01 + 1.0 + 3.0 + 50 / 1000, rel=0.01)  # 50: input and tokens, computed anew

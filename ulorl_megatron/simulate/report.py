@@ -80,5 +80,5 @@ def _print(outcomes: List[Outcome], best: Outcome, servers: int) -> None:
     console.print(
         f"least time a completed sample: rollout.segment_count {best.segments}. idle: share of the step in which a "
         "server has no request. age: weight versions between a token and the step that completes its sample. "
-        "prefill: input tokens of resumed samples over tokens decoded."
+        "prefill: input tokens computed again over tokens decoded."
     )

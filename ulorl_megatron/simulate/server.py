@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Deque, List, Optional
 
@@ -20,7 +20,7 @@ class ServerModel:
     One decoding step gives every running request a token and takes step_s + sequence_s * requests + context_s * (sum of
     their contexts). prefill_tokens_per_s: input tokens that are not cached, during which nothing is decoded.
     kv_tokens: contexts that fit; beyond them the latest request waits, and is computed anew later.
-    update_s: of loading weights.
+    update_s: of loading weights, during which it is paused; what it was decoding is computed anew afterwards.
     """
 
     step_s: float
@@ -39,6 +39,7 @@ class _Request:
     ends: bool  # by EOS
     answer: asyncio.Future
     done: float = 0.0
+    versions: List[int] = field(default_factory=list)
 
     @property
     def context(self) -> float:
@@ -70,6 +71,7 @@ class SimulatedServer:
         self._step_s = 0.0
         self._since = 0.0
         self._timer: Optional[asyncio.TimerHandle] = None
+        self._paused = False
 
     async def close(self) -> None:
         self._cancel_timer()
@@ -82,8 +84,18 @@ class SimulatedServer:
         return True
 
     async def update_weights_from_disk(self, path: str, version: int) -> None:
+        self._advance()
+        for request in self._running:
+            self._stamp(request, int(request.done))
+        self.load.retractions += len(self._running)
+        self._waiting.extendleft(reversed(self._running))
+        self._running.clear()
+        self._prefill_s, self._paused = 0.0, True
+        self._cancel_timer()
         await asyncio.sleep(self._model.update_s)
-        self._version = version
+        self._version, self._paused = version, False
+        self._advance()
+        self._go_on()
 
     async def generate(
         self,
@@ -113,10 +125,15 @@ class SimulatedServer:
                 self._go_on()
         if request.done < request.wanted - 1e-6:
             n = int(request.done)
-            return Generation([_WORD] * n, [0.0] * n, [self._version] * n, Finish.aborted, "cut short")
+            self._stamp(request, n)
+            return Generation([_WORD] * n, [0.0] * n, request.versions, Finish.aborted, "cut short")
         n = request.wanted
         tokens = [_WORD] * (n - 1) + [_EOS if request.ends else _WORD]
-        return Generation(tokens, [0.0] * n, [self._version] * n, Finish.eos if request.ends else Finish.length)
+        return Generation(tokens, [0.0] * n, request.versions, Finish.eos if request.ends else Finish.length)
+
+    def _stamp(self, request: _Request, n: int) -> None:
+        """The present weights made the latest of its first n tokens."""
+        request.versions += [self._version] * (n - len(request.versions))
 
     def _advance(self) -> None:
         """Brings every running request to the present."""
@@ -134,12 +151,15 @@ class SimulatedServer:
         finished = [r for r in self._running if r.done >= r.wanted - 1e-6]
         self._running = [r for r in self._running if r.done < r.wanted - 1e-6]
         for request in finished:
+            self._stamp(request, request.wanted)
             if not request.answer.done():
                 request.answer.set_result(None)
 
     def _go_on(self) -> None:
         """Lets in what fits, puts out what does not, and sleeps until something changes."""
         self._cancel_timer()
+        if self._paused:
+            return
         room = self._model.kv_tokens / self._grain
         held = sum(r.context for r in self._running)
         while len(self._running) > 1 and held > room:

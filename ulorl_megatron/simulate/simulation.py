@@ -1,11 +1,12 @@
 """Steps of a run in simulated time: what segments, servers and release rules do to time and staleness."""
 
+import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ulorl_megatron.config.schema import Config
 from ulorl_megatron.rollout.pools import Pools
@@ -36,10 +37,10 @@ class Workload:
 class Outcome:
     """Means over the steps after the pools have filled. Times in seconds, tokens in real ones, shares in [0, 1].
 
-    step_s: a step. rollout_s: its decoding. train_s: its update. samples: completed in a step. sample_s: step_s over
-    samples. idle: share of step_s in which a server has nothing to do, of rollout_s alone: idle_rollout. age: mean
-    age of completed tokens, in weight versions. prefilled_share: input tokens computed again for resumed samples over
-    tokens decoded. retractions: a step.
+    step_s: a step. rollout_s: its decoding, as far as the step waits for it. train_s: its update. samples: completed in
+    a step. sample_s: step_s over samples. idle: share of step_s in which a server has nothing to do. age: mean age of
+    completed tokens, in weight versions. prefilled_share: input tokens computed again, of resumed samples and after a
+    weight update, over tokens decoded. retractions: a step.
     """
 
     segments: int
@@ -49,7 +50,6 @@ class Outcome:
     samples: float
     sample_s: float
     idle: float
-    idle_rollout: float
     age: float
     prefilled_share: float
     retractions: float
@@ -100,8 +100,6 @@ def _scaled(config: Config, servers: int, grain: int) -> Config:
 async def _steps(
     config: Config, model: ServerModel, work: Workload, steps: int, grain: int, prompt: int, store: PoolStore
 ) -> Outcome:
-    import asyncio
-
     clock = asyncio.get_running_loop().time
     random = Random(config.run.seed)
     simulated = [
@@ -120,24 +118,31 @@ async def _steps(
         chance = chances.setdefault(sample.group_id, random.uniform(work.accuracy - spread, work.accuracy + spread))
         return float(random.random() < chance)
 
+    def begin_rollout(step: int) -> Tuple[List[Sample], asyncio.Task]:
+        pools.admit(step, prompts)
+        samples = pools.unfinished
+        return samples, asyncio.create_task(rollout.collect(step, samples, verify, lambda sample: None))
+
     records: List[Dict[str, float]] = []
+    ahead = None
     for step in range(1, config.rollout.segment_count + steps):
         begin, before = clock(), [replace(server.load) for server in simulated]
-        pools.admit(step, prompts)
-        in_flight = pools.unfinished
-        resumed = sum(len(s.prompt_tokens) + s.length for s in in_flight if s.segments) * grain
-        await rollout.collect(step, in_flight, verify, lambda sample: None)
+        in_flight, rolling = ahead or begin_rollout(step)
+        await rolling
         rollout_s = clock() - begin
         complete = [s for s in in_flight if s.complete]
+        ages = [step - 1 - version for sample in complete for version in sample.versions]
         trained = pools.release(step)
         train_s = sum(len(s.prompt_tokens) + s.length for s, _ in trained) * grain / work.train_tokens_per_s
+        pools.commit(step)
+        ahead = begin_rollout(step + 1) if config.rollout.overlap else None
         await asyncio.sleep(train_s + work.fixed_s)
         await pool.update_weights(Path("simulated"), step)
         busy = sum(server.load.busy_s - old.busy_s for server, old in zip(simulated, before, strict=True))
         decoded = sum(server.load.decoded - old.decoded for server, old in zip(simulated, before, strict=True))
+        fresh = sum(len(s.prompt_tokens) for s in in_flight if s.created_step == step) * grain
+        prefilled = sum(s.load.prefilled - old.prefilled for s, old in zip(simulated, before, strict=True))
         retracted = sum(s.load.retractions - old.retractions for s, old in zip(simulated, before, strict=True))
-        ages = [step - 1 - version for sample in complete for version in sample.versions]
-        pools.commit(step)
         step_s = clock() - begin
         records.append(
             {
@@ -146,12 +151,13 @@ async def _steps(
                 "train_s": train_s,
                 "samples": len(complete),
                 "idle": 1 - busy / (len(simulated) * step_s),
-                "idle_rollout": 1 - busy / (len(simulated) * rollout_s),
                 "age": mean(ages) if ages else 0.0,
-                "prefilled_share": resumed / decoded,
+                "prefilled_share": max(0, prefilled - fresh) / decoded,
                 "retractions": retracted,
             }
         )
+    if ahead:
+        ahead[1].cancel()
     await pool.close()
     settled = records[config.rollout.segment_count - 1 :]
     means = {name: mean(record[name] for record in settled) for name in settled[0]}

@@ -22,7 +22,7 @@ from ulorl_megatron.rollout.scheduler import RolloutStats, SegmentRollout
 from ulorl_megatron.rollout.served_model import ServedModel
 from ulorl_megatron.rollout.server_pool import ServerPool
 from ulorl_megatron.rollout.store import PoolStore
-from ulorl_megatron.verifier import build_verifier
+from ulorl_megatron.verifier import Verdict, build_verifier
 from ulorl_megatron.weight_sync.checksums import verify_weights
 
 
@@ -65,7 +65,7 @@ class Generation:
         self._opened.callback(lambda: self._loop.run(self._servers.close()))
         self._servers.start()
         self._verifier = build_verifier(config.verifier)
-        self._opened.callback(self._verifier.close)
+        self._opened.callback(lambda: self._loop.run(self._verifier.close()))
         self._opened.callback(self._stop_collecting)
 
     def resume(self, step: int) -> None:
@@ -75,6 +75,7 @@ class Generation:
             self._store.begin_as(_origin(self._config))
         self._pools = Pools(self._store, self._config.rollout, self._config.experience)
         self._loop.run(self._servers.wait_ready())
+        self._loop.run(self._verifier.ready())
 
     def load_weights(self, path: Path, version: int) -> None:
         """Every server loads the HF folder `path`; what they decode from now on is stamped `version`."""
@@ -146,11 +147,12 @@ class Generation:
         return self._loop.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
 
     async def _verify(self, sample: Sample) -> float:
-        return await self._judge(sample.tokens, sample.answer)
+        return (await self._judge(sample.prompt_tokens, sample.tokens, sample.answer)).reward
 
-    async def _judge(self, tokens: List[int], answer: str) -> float:
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return await self._verifier.verify(response=text, answer=answer)
+    async def _judge(self, prompt: List[int], response: List[int], answer: str) -> Verdict:
+        """The judge gets the prompt as the policy did, the chat template's words included."""
+        question, text = (self._tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, response))
+        return await self._verifier.verify(question=question, response=text, answer=answer)
 
 
 def _origin(config: Config) -> str:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from ulorl_megatron.data import PromptSet
+from ulorl_megatron.verifier.answer import extract_answer
 from ulorl_megatron.verifier.mathematics import judge
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "quickstart_cpu" / "make_task.py"
@@ -42,8 +43,9 @@ def tokenizer(task):
 def test_worked_answers_are_right_by_the_verifier(task):
     for row in rows(task / "warmstart.jsonl")[:200]:
         assert row["answer"] == str(sum(map(int, row["prompt"].split("+"))))
-        assert judge(row["response"], row["answer"]) == 1.0
-        assert judge(row["response"].replace("\\boxed{", "\\boxed{1"), row["answer"]) == 0.0
+        given = extract_answer(row["response"])
+        assert judge(given, row["answer"]) == 1.0
+        assert judge("1" + given, row["answer"]) == 0.0
 
 
 def test_heldout_is_disjoint_and_has_no_row_twice(task):

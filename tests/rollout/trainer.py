@@ -21,6 +21,7 @@ from ulorl_megatron import config as configuration  # noqa: E402
 from ulorl_megatron import generation, train  # noqa: E402
 from ulorl_megatron.cli import log_to_file  # noqa: E402
 from ulorl_megatron.rollout.pools import Pools  # noqa: E402
+from ulorl_megatron.verifier import By, Verdict  # noqa: E402
 from ulorl_megatron.weight_sync import disk  # noqa: E402
 
 
@@ -87,11 +88,14 @@ class Judge:
     def __init__(self, config):
         pass
 
-    async def verify(self, *, response, answer):
-        await asyncio.sleep(0.02)
-        return float(zlib.crc32(response.encode()) % 2)
+    async def ready(self):
+        pass
 
-    def close(self):
+    async def verify(self, *, question, response, answer):
+        await asyncio.sleep(0.02)
+        return Verdict(float(zlib.crc32(response.encode()) % 2), By.rule)
+
+    async def close(self):
         pass
 
 

@@ -1,4 +1,4 @@
-"""A judge whose faults the tests choose: the response names one. Imported by worker processes."""
+"""A judge whose faults the tests choose: the given answer names one. Imported by worker processes."""
 
 import os
 import time
@@ -11,8 +11,8 @@ def warm_up() -> None:
     pass
 
 
-def judge(response: str, answer: str) -> float:
-    fault, _, argument = response.partition(" ")
+def judge(given: str, answer: str) -> float:
+    fault, _, argument = given.partition(" ")
     if fault == "once":  # "once FILE": crashes the first time
         if not Path(argument).exists():
             Path(argument).touch()
@@ -28,4 +28,4 @@ def judge(response: str, answer: str) -> float:
         raise Unjudgeable("no value")
     if fault == "pid":
         return float(os.getpid())
-    return float(response == answer)
+    return float(given == answer)

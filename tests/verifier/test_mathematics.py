@@ -33,13 +33,9 @@ from ulorl_megatron.verifier.worker import Unjudgeable
     ],
 )
 def test_equality(given, reference, reward):
-    assert judge(rf"so it is \boxed{{{given}}}", reference) == reward
-
-
-def test_a_number_outside_any_box_is_no_answer():
-    assert judge("it is 25", "25") == 0.0
+    assert judge(given, reference) == reward
 
 
 def test_a_reference_without_value_is_not_a_silent_zero():
     with pytest.raises(Unjudgeable, match="reference"):
-        judge(r"\boxed{25}", "$$")
+        judge("25", "$$")

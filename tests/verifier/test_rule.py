@@ -12,7 +12,7 @@ import pytest
 
 from ulorl_megatron.config.schema import VerifierConfig
 from ulorl_megatron.errors import UserError
-from ulorl_megatron.verifier import RuleVerifier, VerifierFailed, build_verifier
+from ulorl_megatron.verifier import By, RuleVerifier, Verdict, VerifierFailed, build_verifier
 
 FAULTY = "tests.verifier.faulty_judge"
 
@@ -23,34 +23,38 @@ def pool(workers=1, timeout_s=30.0, retries=0, module=FAULTY):
     try:
         yield verifier
     finally:
-        verifier.close()
+        asyncio.run(verifier.close())
 
 
-def verify(verifier, response, answer="1"):
-    return asyncio.run(verifier.verify(response=response, answer=answer))
+def verify(verifier, given, answer="1"):
+    return asyncio.run(verifier.compare(given, answer))
 
 
 @pytest.fixture(scope="module")
 def mathematics():
     verifier = build_verifier(VerifierConfig(workers=2, timeout_s=30.0))
     yield verifier
-    verifier.close()
+    asyncio.run(verifier.close())
 
 
 def test_many_answers_at_once_each_get_their_own_reward(mathematics):
     async def all_of_them():
         return await asyncio.gather(
-            *(mathematics.verify(response=rf"\boxed{{{i}}}", answer=str(i % 16)) for i in range(64))
+            *(
+                mathematics.verify(question="?", response=rf"\boxed{{{i}}}" if i else "", answer=str(i % 16))
+                for i in range(64)
+            )
         )
 
-    assert asyncio.run(all_of_them()) == [1.0] * 16 + [0.0] * 48
+    right, wrong, none = Verdict(1.0, By.rule), Verdict(0.0, By.rule), Verdict(0.0, By.no_answer)
+    assert asyncio.run(all_of_them()) == [none] + [right] * 15 + [wrong] * 48
 
 
 def test_works_off_the_main_thread(mathematics):
     """Time limits by signals fail there, and were taken for wrong answers (verl#5635)."""
     rewards = []
     thread = threading.Thread(
-        target=lambda: rewards.append(verify(mathematics, r"\boxed{\frac{1}{2}}", "0.5"))
+        target=lambda: rewards.append(verify(mathematics, r"\frac{1}{2}", "0.5"))
     )
     thread.start()
     thread.join()
@@ -61,8 +65,8 @@ def test_an_expression_that_hangs_math_verify_is_failed_not_wrong():
     """9^9^9^... never ends, in native code that no exception can interrupt."""
     with pool(timeout_s=1.0, module="ulorl_megatron.verifier.mathematics") as verifier:
         with pytest.raises(VerifierFailed, match="no reward after 1 s"):
-            verify(verifier, r"\boxed{9^{9^{9^{9^{9}}}}}", "25")
-        assert verify(verifier, r"\boxed{25}", "25") == 1.0
+            verify(verifier, "9^{9^{9^{9^{9}}}}", "25")
+        assert verify(verifier, "25", "25") == 1.0
 
 
 def test_hung_worker_is_killed_and_replaced():
@@ -99,9 +103,9 @@ def test_unjudgeable_is_not_tried_again_and_keeps_the_worker():
 
 def test_other_answers_go_on_while_one_hangs():
     async def both(verifier):
-        hanging = asyncio.ensure_future(verifier.verify(response="hang", answer="1"))
+        hanging = asyncio.ensure_future(verifier.compare("hang", "1"))
         await asyncio.sleep(0)
-        rewards = [await verifier.verify(response=str(i), answer="1") for i in range(3)]
+        rewards = [await verifier.compare(str(i), "1") for i in range(3)]
         assert not hanging.done()
         with pytest.raises(VerifierFailed):
             await hanging
@@ -117,6 +121,8 @@ def test_a_judge_that_does_not_start_stops_the_run():
         for _ in range(2):
             with pytest.raises(UserError, match="exit code 5"):
                 verify(verifier, "1")
+        with pytest.raises(UserError, match="exit code 5"):
+            asyncio.run(verifier.ready())
 
 
 def test_close_leaves_no_process():
@@ -131,7 +137,7 @@ import asyncio, os, signal, threading, time
 from ulorl_megatron.verifier import RuleVerifier
 
 def verify(response):
-    return asyncio.run(verifier.verify(response=response, answer=""))
+    return asyncio.run(verifier.compare(response, ""))
 
 if __name__ == "__main__":
     verifier = RuleVerifier(workers=1, timeout_s=2.0, retries=0, module="tests.verifier.faulty_judge")

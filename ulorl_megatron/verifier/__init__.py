@@ -1,10 +1,10 @@
 """Judging responses: 1 right, 0 wrong, and an error where the judge itself failed."""
 
 from ulorl_megatron.config.schema import VerifierConfig
-from ulorl_megatron.verifier.interface import Verifier, VerifierFailed
+from ulorl_megatron.verifier.interface import By, UnknownVerdict, Verdict, Verifier, VerifierFailed
 from ulorl_megatron.verifier.rule import RuleVerifier
 
-__all__ = ["RuleVerifier", "Verifier", "VerifierFailed", "build_verifier"]
+__all__ = ["By", "RuleVerifier", "UnknownVerdict", "Verdict", "Verifier", "VerifierFailed", "build_verifier"]
 
 
 def build_verifier(config: VerifierConfig) -> Verifier:

@@ -11,14 +11,11 @@ from ulorl_megatron.verifier.worker import Unjudgeable
 _KINDS = ["0.5", r"\frac{1}{2}", r"50\%", "1,234", "x + 1", r"2\sqrt{3}", "(1, 2)", r"\{1, 2\}", "x = 3"]
 
 
-def judge(response: str, answer: str) -> float:
-    """1.0 or 0.0; a response without a final answer is wrong. Raises Unjudgeable if the reference has no value.
+def judge(given: str, answer: str) -> float:
+    """1.0 if the extracted answer equals the reference, else 0.0. Raises Unjudgeable if that has no value.
 
     Math-Verify's own time limits are off: they need signals, and the pool kills a worker that is late.
     """
-    given = extract_answer(response)
-    if given is None:
-        return 0.0
     reference = _parse(extract_answer(answer) or answer.strip().strip("$"))
     if not reference:
         raise Unjudgeable(f"Math-Verify finds no value in the reference answer {answer!r}")
@@ -30,7 +27,7 @@ def warm_up() -> None:
     # It warns about missing time limits once a process; errors still show.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for kind in _KINDS:
-        judge(rf"\boxed{{{kind}}}", kind)
+        judge(kind, kind)
 
 
 def _parse(text: str) -> list:

@@ -32,7 +32,7 @@ class Worker:
     """One process that judges one answer at a time. Not to be used by two threads at once.
 
     module: name of the module that judges, imported in the new process only. It has warm_up() -> None and
-    judge(response: str, answer: str) -> float, which may raise Unjudgeable.
+    judge(given: str, answer: str) -> float, which may raise Unjudgeable.
     """
 
     def __init__(self, module: str):
@@ -48,15 +48,14 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def judge(self, response: str, answer: str, timeout_s: float) -> float:
+    def judge(self, given: str, answer: str, timeout_s: float) -> float:
         """Blocks until the reward is there. timeout_s: seconds from when the worker is ready.
 
         Raises WorkerLost (use the worker no more), Unjudgeable, or UserError if the worker never got ready.
         """
-        if self._starting:
-            self._wait_ready()
+        self.wait_ready()
         try:
-            self._pipe.send((response, answer, timeout_s))
+            self._pipe.send((given, answer, timeout_s))
             if not self._pipe.poll(timeout_s):
                 self.kill()
                 raise WorkerLost(f"no reward after {timeout_s:g} s")
@@ -68,18 +67,10 @@ class Worker:
             raise Unjudgeable(reward)
         return reward
 
-    def kill(self) -> None:
-        """Ends the process, whatever it is doing."""
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
-
-    def _bury(self) -> None:
-        """kill() for a process that is about to end by itself, so that its own exit code is told."""
-        self._process.join(_DYING_S)
-        self.kill()
-
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
+        """Blocks until the worker can judge; raises UserError if it ends before that."""
+        if not self._starting:
+            return
         begin = time.monotonic()
         try:
             ready = self._pipe.poll(_START_TIMEOUT_S) and self._pipe.recv() == _READY
@@ -93,6 +84,17 @@ class Worker:
             )
         self._starting = False
 
+    def kill(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def _bury(self) -> None:
+        """kill() for a process that is about to end by itself, so that its own exit code is told."""
+        self._process.join(_DYING_S)
+        self.kill()
+
 
 def _serve(pipe: Connection, module: str) -> None:
     """The worker's main loop; ends with the pipe. An exception of the judge ends it too, as a crash."""
@@ -103,13 +105,13 @@ def _serve(pipe: Connection, module: str) -> None:
     pipe.send(_READY)
     while True:
         try:
-            response, answer, timeout_s = pipe.recv()
+            given, answer, timeout_s = pipe.recv()
         except EOFError:
             return
         # If the trainer itself is killed nobody kills a hung worker, so the kernel does: no handler is set.
         signal.setitimer(signal.ITIMER_REAL, timeout_s + _KILL_AFTER_S)
         try:
-            reward = judging.judge(response, answer)
+            reward = judging.judge(given, answer)
         except Unjudgeable as reason:
             reward = str(reason)
         signal.setitimer(signal.ITIMER_REAL, 0)

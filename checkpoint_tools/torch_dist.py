@@ -20,18 +20,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
+from checkpoint_tools import dcp_metadata
+from checkpoint_tools.dcp_metadata import Metadata, Place, StoredTensor
 from checkpoint_tools.errors import CheckpointError
 from checkpoint_tools.hf_files import read_exactly, write_exactly
 from checkpoint_tools.publish import write_atomically
@@ -76,32 +67,26 @@ class TorchDistReader:
         self.directory = Path(directory)
         if not is_torch_dist(self.directory):
             raise CheckpointError(f"{self.directory}: no {METADATA_NAME}; not a complete torch_dist checkpoint.")
-        try:
-            metadata = FileSystemReader(self.directory).read_metadata()
-        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
-            raise CheckpointError(
-                f"{self.directory / METADATA_NAME}: cannot be read ({error}). Copy the checkpoint again."
-            ) from None
-        self.tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        self._storage = metadata.storage_data
-        self._chunks: dict[str, list[Chunk]] = {}
-        for key, stored in metadata.state_dict_metadata.items():
-            if isinstance(stored, TensorStorageMetadata):
-                self.tensors[key] = (stored.properties.dtype, tuple(stored.size))
-                self._chunks[key] = [self._located(key, chunk) for chunk in stored.chunks]
+        metadata = dcp_metadata.read_metadata(self.directory / METADATA_NAME)
+        self.tensors = {key: (stored.dtype, stored.size) for key, stored in metadata.tensors.items()}
+        self._places = metadata.places
+        self._chunks = {
+            key: [self._located(key, offsets, sizes) for offsets, sizes in stored.chunks]
+            for key, stored in metadata.tensors.items()
+        }
         self._by_index: dict[tuple[str, int], dict[tuple[int, ...], list[tuple[Chunk, int]]]] = {}
         self._check_files()
 
-    def _located(self, key: str, chunk: ChunkStorageMetadata) -> Chunk:
-        place = self._storage.get(MetadataIndex(key, chunk.offsets))
+    def _located(self, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Chunk:
+        place = self._places.get((key, offsets))
         if place is None:
-            raise CheckpointError(f"{self.directory}: no file holds {key} at {list(chunk.offsets)}. Save it again.")
-        return Chunk(key, tuple(chunk.offsets), tuple(chunk.sizes), place.relative_path, place.offset, place.length)
+            raise CheckpointError(f"{self.directory}: no file holds {key} at {list(offsets)}. Save it again.")
+        return Chunk(key, offsets, sizes, place.file, place.begin, place.length)
 
     def _check_files(self) -> None:
         ends: dict[str, int] = {}
-        for place in self._storage.values():
-            ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+        for place in self._places.values():
+            ends[place.file] = max(ends.get(place.file, 0), place.begin + place.length)
         for name, end in ends.items():
             path = self.directory / name
             if not path.is_file():
@@ -171,11 +156,11 @@ class TorchDistReader:
 
     def common_state(self) -> dict[str, Any]:
         """What the checkpoint holds beside tensors (iteration, arguments), or an empty dict."""
-        place = self._storage.get(MetadataIndex(_COMMON_KEY))
+        place = self._places.get((_COMMON_KEY, None))
         if place is None:
             return {}
         content = bytearray(place.length)
-        read_exactly(self.directory / place.relative_path, memoryview(content), place.offset)
+        read_exactly(self.directory / place.file, memoryview(content), place.begin)
         return torch.load(io.BytesIO(content), weights_only=True)[0]
 
 
@@ -349,24 +334,12 @@ def write_metadata(
     torch.save([common], state)
     torch.save([None], nothing)
     write_atomically(objects, state.getvalue() + nothing.getvalue())
-    storage: dict[MetadataIndex, _StorageInfo] = {
-        MetadataIndex(_COMMON_KEY): _StorageInfo(objects.name, 0, state.tell()),
-    }
-    entries: dict[str, Any] = {_COMMON_KEY: BytesStorageMetadata()}
+    places = {(_COMMON_KEY, None): Place(objects.name, 0, state.tell())}
     for key in empty_objects:
-        entries[key] = BytesStorageMetadata()
-        storage[MetadataIndex(key)] = _StorageInfo(objects.name, state.tell(), nothing.tell())
-    for key, (dtype, size) in tensors.items():
-        entries[key] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), [])
+        places[key, None] = Place(objects.name, state.tell(), nothing.tell())
+    stored = {key: StoredTensor(dtype, size, []) for key, (dtype, size) in tensors.items()}
     for chunk in chunks:
-        entries[chunk.key].chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
-        storage[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(chunk.file, chunk.begin, chunk.length)
-    metadata = Metadata(
-        entries,
-        storage_data=storage,
-        storage_meta=StorageMeta(),
-        version=CURRENT_DCP_VERSION,
-        planner_data=None,
-    )
+        stored[chunk.key].chunks.append((chunk.offsets, chunk.sizes))
+        places[chunk.key, chunk.offsets] = Place(chunk.file, chunk.begin, chunk.length)
     write_atomically(directory / BACKEND_NAME, json.dumps(BACKEND).encode())
-    write_atomically(directory / METADATA_NAME, pickle.dumps(metadata))
+    dcp_metadata.write_metadata(directory / METADATA_NAME, Metadata(stored, places))

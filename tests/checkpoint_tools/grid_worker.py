@@ -1,13 +1,15 @@
 """One rank of `test_grid`: loads and saves one converted checkpoint at every layout that fits the number of
 ranks.
 
-Arguments: model kind, directory with hf/ and megatron/. Every layout must (1) load from megatron/ exactly the
-shards the map says, and (2) save what exports to exactly hf/.
+Argument: a directory with hf/ and megatron/. Every layout must (1) load from megatron/ exactly the shards the map
+says, and (2) save what exports to exactly hf/. Each has a forked process of its own, with which its gloo threads go.
 """
 
 import json
+import os
 import shutil
 import sys
+import traceback
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -15,7 +17,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from checkpoint_tools.sources import open_checkpoint
@@ -53,7 +54,6 @@ def fill(models, value: float) -> None:
 
 def check(root: Path, sizes: ParallelConfig) -> None:
     source = open_checkpoint(root / "hf")
-    mpu.destroy_model_parallel()
     parallel.initialize(sizes, source.arch)
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     policy = PolicyConfig(parallel=sizes)
@@ -84,13 +84,21 @@ def check(root: Path, sizes: ParallelConfig) -> None:
 
 
 def main() -> None:
-    root = Path(sys.argv[1])
+    root, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    arch = open_checkpoint(root / "hf").arch
-    for sizes in layouts(arch, dist.get_world_size()):
-        check(root, sizes)
-    dist.destroy_process_group()
+    for number, sizes in enumerate(layouts(open_checkpoint(root / "hf").arch, world)):
+        child = os.fork()
+        if child == 0:
+            try:
+                meet = f"file://{root}/rendezvous-{number}"
+                dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
+                check(root, sizes)
+                os._exit(0)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{sizes} failed")
 
 
 if __name__ == "__main__":

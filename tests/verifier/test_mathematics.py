@@ -19,7 +19,28 @@ from ulorl_megatron.verifier.worker import Unjudgeable
         ("50", r"50\%", 1.0),
         ("1234", "1,234", 1.0),
         ("27 cm", "27", 1.0),
-        ("0.27m", "27cm", 0.0),  # equal only to one who converts units: a rule cannot tell
+        ("0.27m", "27cm", 1.0),  # the paper's own
+        ("27m", "27cm", 0.0),
+        ("27kg", "27cm", 0.0),
+        ("5", "5m", 1.0),  # the unit may be the question's
+        (r"9.8 m s^{-2}", r"9.8 \text{ m/s}^2", 1.0),
+        ("12 square feet", "12 ft^2", 1.0),
+        ("20 °C", r"20^\circ \text{C}", 1.0),
+        ("20 °F", r"20^\circ \text{C}", 0.0),
+        ("5 apples", "5 oranges", 0.0),
+        ("1/2", "one half", 1.0),  # the paper's own
+        ("minus three and a half", "-3.5", 1.0),
+        ("one hundred and five", "105", 1.0),
+        ("two point five", "2.5", 1.0),
+        ("eys", "yes", 0.0),  # Math-Verify takes both for the product e s y
+        ("Pairs", "Paris", 0.0),
+        ("the Circle.", "circle", 1.0),
+        ("(1, 2)", r"\{1, 2\}", 0.0),
+        ("[0, 1)", "(0, 1]", 0.0),
+        ("2x = 14", "14", 0.0),
+        ("x = 14", "14", 1.0),
+        ("3", "$3$ or $5$", 0.0),  # a reference is more than its last formula
+        ("5, 3", "$3$ or $5$", 1.0),
         (r"\sqrt{12}", r"2\sqrt{3}", 1.0),
         ("1 + x", "x + 1", 1.0),
         (r"\{2, 1\}", r"\{1, 2\}", 1.0),

@@ -6,7 +6,7 @@ section 4, where it gives one.
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import List, Optional
+from typing import Any, List, Optional
 
 from omegaconf import MISSING
 
@@ -86,7 +86,20 @@ class WeightSyncKind(Enum):
 
 
 class VerifierKind(Enum):
+    """Who judges: a rule (Math-Verify), a language model (generative), or the model where the rule denies (hybrid)."""
+
     rule = "rule"
+    generative = "generative"
+    hybrid = "hybrid"
+
+
+class Overlong(Enum):
+    """What a response cut at rollout.global_max_length is worth: reward 0 (zero), or nothing: it leaves untrained
+    (filter). soft: 0, and the rewards of long responses are lowered (DAPO, arXiv 2503.14476, Eq. 13)."""
+
+    zero = "zero"
+    filter = "filter"
+    soft = "soft"
 
 
 @dataclass
@@ -123,13 +136,15 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """train, eval: JSONL files, one {"prompt": str | messages, "answer": str} a line.
+    """train, eval: JSONL or Parquet files, one {"prompt": str | messages, "answer": str} a row.
+
+    eval may also be several, as {name: file}; the names stand in the names of the metrics.
 
     max_prompt_length: tokens, after the chat template; a longer prompt is an error that names its line.
     """
 
     train: str = MISSING
-    eval: Optional[str] = None
+    eval: Any = None
     max_prompt_length: int = 2048
 
 
@@ -163,17 +178,19 @@ class RolloutConfig:
 class ServersConfig:
     """SGLang servers.
 
-    urls: running servers to use; empty: `count` servers are started on this machine, and stopped at the end.
+    urls: running servers to use. announced: how many `ulorl serve` are waited for, up to start_timeout_s, on machines
+    that share run.dir. Without either `count` servers are started on this machine, and stopped at the end.
     port: first port of the started ones; 0 takes free ones. start_timeout_s: seconds until a server must be ready.
     hang_timeout_s: seconds a server may leave the question for its health unanswered before it counts as hung.
-    max_restarts: how often one that died, hung or answered garbage is started again (one of `urls`: taken back once it
-    answers), counted for each server from the start of the command. extra_args: further flags of
+    max_restarts: how often one that died, hung or answered garbage is started again (one of another process: taken back
+    once it answers), counted for each server from the start of the command. extra_args: further flags of
     sglang.launch_server, as they are.
     weight_sync: see WeightSyncKind. verify_weights_every: versions between two comparisons of the checksums of what the
     servers hold with ours (CPU servers), or with each other (GPU servers); 0: never.
     """
 
     urls: List[str] = field(default_factory=list)
+    announced: int = 0
     count: int = 1
     port: int = 0
     start_timeout_s: float = 600.0
@@ -185,22 +202,56 @@ class ServersConfig:
 
 
 @dataclass
+class JudgeConfig:
+    """The language model of verifier.kind generative and hybrid, behind any OpenAI-compatible URL (SGLang has one).
+
+    url: base URL, up to and with /v1. model: its name there; null: the first that url/models lists. key_variable:
+    environment variable with the key for the URL; null: no key. template: file with the prompt; null: the packaged one.
+    votes: replies asked for each answer; their majority decides, and without one the verdict is unknown. temperature:
+    of the replies. max_tokens: of one reply, thinking included. concurrency: requests at a time. timeout_s: seconds for
+    one. retries: further tries of a request that fails while others are answered. hold_s: seconds the run waits for a
+    judge that answers nobody, before it stops. cache_size: verdicts kept in memory.
+    """
+
+    url: Optional[str] = None
+    model: Optional[str] = None
+    key_variable: Optional[str] = None
+    template: Optional[str] = None
+    votes: int = 1
+    temperature: float = 0.0
+    max_tokens: int = 2048
+    concurrency: int = 64
+    timeout_s: float = 300.0
+    retries: int = 3
+    hold_s: float = 3600.0
+    cache_size: int = 100000
+
+
+@dataclass
 class VerifierConfig:
-    """kind: how answers are judged. workers: judging processes. timeout_s: seconds for one answer, then its worker
-    is killed. retries: further tries of an answer whose judge failed; after them the sample is failed, not wrong."""
+    """kind: see VerifierKind. workers: judging processes of the rule. timeout_s: seconds for one answer, then its
+    worker is killed. retries: further tries of an answer whose worker failed; after them the sample is failed, not
+    wrong. judge: see JudgeConfig."""
 
     kind: VerifierKind = VerifierKind.rule
     workers: int = 4
     timeout_s: float = 10.0
     retries: int = 2
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
 
 
 @dataclass
 class ExperienceConfig:
-    """release: see Release. dynamic_sampling: drop groups whose rewards are all equal (they carry no gradient)."""
+    """release: see Release. dynamic_sampling: drop groups whose verdicts are all equal (they carry no gradient).
+
+    overlong: see Overlong. overlong_cache: last tokens before rollout.global_max_length over which overlong soft
+    lowers the reward, from by 0 to by 1.
+    """
 
     release: Release = Release.sample
     dynamic_sampling: bool = True
+    overlong: Overlong = Overlong.zero
+    overlong_cache: int = 0
 
 
 @dataclass

@@ -2,8 +2,17 @@
 
 from typing import Iterator, List
 
-from ulorl_megatron.config import positions
-from ulorl_megatron.config.schema import Config, Importance, Schedule, Stop, TransformerImpl
+from ulorl_megatron.config import positions, sets
+from ulorl_megatron.config.schema import (
+    Config,
+    Importance,
+    JudgeConfig,
+    Overlong,
+    Schedule,
+    Stop,
+    TransformerImpl,
+    VerifierKind,
+)
 
 # Flags of a server that follow from keys the trainer reads too.
 _SERVER_FLAGS = {
@@ -20,8 +29,10 @@ def faults(config: Config) -> List[str]:
     return [
         *_ranges(config),
         *positions.faults(config.model),
+        *sets.faults(config.data),
         *_servers(config),
         *_sampling(config),
+        *_rewards(config),
         *_algorithm(config),
         *_optimizer(config),
         *_parallel(config),
@@ -38,6 +49,10 @@ def _ranges(c: Config) -> Iterator[str]:
         "rollout.prompts_per_step": c.rollout.prompts_per_step,
         "servers.count": c.servers.count,
         "verifier.workers": c.verifier.workers,
+        "verifier.judge.votes": c.verifier.judge.votes,
+        "verifier.judge.max_tokens": c.verifier.judge.max_tokens,
+        "verifier.judge.concurrency": c.verifier.judge.concurrency,
+        "verifier.judge.cache_size": c.verifier.judge.cache_size,
         "policy.max_tokens_per_rank": c.policy.max_tokens_per_rank,
         "policy.head_chunk_tokens": c.policy.head_chunk_tokens,
         "policy.updates_per_step": c.policy.updates_per_step,
@@ -49,10 +64,14 @@ def _ranges(c: Config) -> Iterator[str]:
     }
     at_least_zero = {
         "rollout.request_retries": c.rollout.request_retries,
+        "servers.announced": c.servers.announced,
         "servers.port": c.servers.port,
         "servers.verify_weights_every": c.servers.verify_weights_every,
         "servers.max_restarts": c.servers.max_restarts,
         "verifier.retries": c.verifier.retries,
+        "verifier.judge.temperature": c.verifier.judge.temperature,
+        "verifier.judge.retries": c.verifier.judge.retries,
+        "verifier.judge.hold_s": c.verifier.judge.hold_s,
         "evaluation.every": c.evaluation.every,
         "evaluation.max_prompts": c.evaluation.max_prompts,
         "policy.optimizer.lr": c.policy.optimizer.lr,
@@ -69,6 +88,7 @@ def _ranges(c: Config) -> Iterator[str]:
         "servers.start_timeout_s": c.servers.start_timeout_s,
         "servers.hang_timeout_s": c.servers.hang_timeout_s,
         "verifier.timeout_s": c.verifier.timeout_s,
+        "verifier.judge.timeout_s": c.verifier.judge.timeout_s,
         "policy.optimizer.eps": c.policy.optimizer.eps,
         "algorithm.pois_kl_warning": c.algorithm.pois_kl_warning,
     }
@@ -86,6 +106,8 @@ def _ranges(c: Config) -> Iterator[str]:
 
 
 def _servers(c: Config) -> Iterator[str]:
+    if c.servers.urls and c.servers.announced:
+        yield "servers.announced: servers.urls has servers already; set one of the two"
     for argument in c.servers.extra_args:
         flag = argument.partition("=")[0]
         if flag in _SERVER_FLAGS:
@@ -124,6 +146,28 @@ def _sampling(c: Config) -> Iterator[str]:
         yield f"evaluation.top_p: {e.top_p} is not in (0, 1]"
     if e.top_k == 0 or e.top_k < -1:
         yield f"evaluation.top_k: {e.top_k}; give -1 (off) or 1 and more"
+
+
+def _rewards(c: Config) -> Iterator[str]:
+    judge, e = c.verifier.judge, c.experience
+    if c.verifier.kind is VerifierKind.rule:
+        given = [key for key, value in vars(judge).items() if value != getattr(JudgeConfig(), key)]
+        if given:
+            yield f"verifier.judge.{given[0]}: asks no model with verifier.kind rule; take hybrid or generative"
+    elif judge.url is None or not judge.url.startswith(("http://", "https://")):
+        yield (
+            f"verifier.judge.url: {judge.url}; verifier.kind {c.verifier.kind.value} needs the URL of a model, like "
+            "http://host:30000/v1"
+        )
+    if judge.votes > 1 and judge.temperature == 0:
+        yield f"verifier.judge.temperature: 0 makes {judge.votes} equal votes; take more, or verifier.judge.votes 1"
+    if e.overlong is Overlong.soft and not 1 <= e.overlong_cache <= c.rollout.global_max_length:
+        yield (
+            f"experience.overlong_cache: {e.overlong_cache}; experience.overlong soft needs 1 to "
+            f"rollout.global_max_length {c.rollout.global_max_length}"
+        )
+    if e.overlong is not Overlong.soft and e.overlong_cache:
+        yield f"experience.overlong_cache: {e.overlong_cache} is of experience.overlong soft only; take 0, or that"
 
 
 def _algorithm(c: Config) -> Iterator[str]:

@@ -1,25 +1,63 @@
-"""The rule: Math-Verify's equality of extracted answer and reference. Runs in worker processes only."""
+"""The rule: is an extracted answer equal to the reference? Runs in worker processes only.
+
+Math-Verify decides on values. What it gets wrong is decided before it: texts (it takes "yes" for the product
+y e s, and "eys" for the same), units (it drops them), sets against intervals, equations against numbers.
+"""
 
 import logging
+import re
+from fractions import Fraction
 
 from math_verify import parse, verify
 
-from ulorl_megatron.verifier.answer import extract_answer
+from ulorl_megatron.verifier.answer import reference_answer
+from ulorl_megatron.verifier.normal import text_key, undressed
+from ulorl_megatron.verifier.units import Quantity, quantity
 from ulorl_megatron.verifier.worker import Unjudgeable
 
 # One of each kind of expression: the first of a kind costs Math-Verify up to a second, the next a ms.
 _KINDS = ["0.5", r"\frac{1}{2}", r"50\%", "1,234", "x + 1", r"2\sqrt{3}", "(1, 2)", r"\{1, 2\}", "x = 3"]
 
+# A word of an ordinary text: three letters that are no LaTeX command, or any letter that is not Latin.
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}|[^\W\d_a-zA-Z\u0370-\u03ff]")
+_SHORT_TEXTS = ("yes", "no")
+_OPENINGS = {r"\{": "set", "(": "tuple or interval", "[": "tuple or interval"}
+# What may stand before "=" when a number is asked for: a name (x, AB, f(2), \\angle ABC) or a computation.
+_NAME_OR_NUMBERS = re.compile(
+    r"(?:\\[a-zA-Z]+\s*)?\|?[A-Za-z]*\|?(?:_\{?\w+\}?)?(?:\([^()=]*\))?|(?:[^A-Za-z\\]|\\(?:cdot|times|div|frac|sqrt)\b)*"
+)
+
 
 def judge(given: str, answer: str) -> float:
     """1.0 if the extracted answer equals the reference, else 0.0. Raises Unjudgeable if that has no value.
 
-    Math-Verify's own time limits are off: they need signals, and the pool kills a worker that is late.
+    Of two units of one kind the values are converted; an answer or a reference without a unit is taken to mean
+    the other's. Math-Verify's own time limits are off: they need signals, and the pool kills a worker that is late.
     """
-    reference = _parse(extract_answer(answer) or answer.strip().strip("$"))
+    given, reference = undressed(given), undressed(reference_answer(answer))
     if not reference:
-        raise Unjudgeable(f"Math-Verify finds no value in the reference answer {answer!r}")
-    return float(verify(reference, _parse(given), timeout_seconds=None))
+        raise Unjudgeable(f"the reference answer {answer!r} is empty")
+    if given == reference:
+        return 1.0
+    if given.count("=") == 1 and "=" not in reference:
+        left, _, given = given.partition("=")
+        if not _NAME_OR_NUMBERS.fullmatch(left.strip()):
+            return 0.0  # 2x = 14 is no way to say 14
+    ours, theirs = quantity(given.strip()), quantity(reference)
+    if ours.glued != theirs.glued and (ours.unit is None or theirs.unit is None):
+        ours, theirs = Quantity(given), Quantity(reference)  # 5m beside 5: m may be a variable
+    if any(_is_text(side.value) for side in (ours, theirs)):
+        return float(text_key(given) == text_key(reference))
+    if ours.words and theirs.words and ours.words != theirs.words:
+        return 0.0
+    scale = Fraction(1)
+    if ours.unit and theirs.unit:
+        if ours.unit.dimension != theirs.unit.dimension:
+            return 0.0
+        scale = ours.unit.factor / theirs.unit.factor
+    elif (ours.unit and theirs.words) or (ours.words and theirs.unit):
+        return 0.0
+    return float(_same_form(ours.value, theirs.value) and _equal(ours.value, theirs.value, scale, answer))
 
 
 def warm_up() -> None:
@@ -27,7 +65,26 @@ def warm_up() -> None:
     # It warns about missing time limits once a process; errors still show.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for kind in _KINDS:
-        judge(kind, kind)
+        _equal(kind, kind, Fraction(1), kind)
+
+
+def _is_text(value: str) -> bool:
+    return bool(_WORD.search(value)) or value.lower() in _SHORT_TEXTS
+
+
+def _same_form(given: str, reference: str) -> bool:
+    """False for a set beside an interval or a tuple."""
+    forms = {form for side in (given, reference) for opening, form in _OPENINGS.items() if side.startswith(opening)}
+    return len(forms) < 2
+
+
+def _equal(given: str, reference: str, scale: Fraction, answer: str) -> bool:
+    expected = _parse(reference)
+    if not expected:
+        raise Unjudgeable(f"Math-Verify finds no value in the reference answer {answer!r}")
+    if scale != 1:
+        given = rf"({given}) \cdot \frac{{{scale.numerator}}}{{{scale.denominator}}}"
+    return verify(expected, _parse(given), timeout_seconds=None)
 
 
 def _parse(text: str) -> list:

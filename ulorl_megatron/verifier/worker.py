@@ -98,7 +98,8 @@ class Worker:
 
 def _serve(pipe: Connection, module: str) -> None:
     """The worker's main loop; ends with the pipe. An exception of the judge ends it too, as a crash."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends its workers itself
+    for number in (signal.SIGINT, signal.SIGUSR1):  # for the trainer, which ends its workers itself
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     judging = importlib.import_module(module)
     judging.warm_up()

@@ -9,7 +9,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["ulorl_megatron*", "checkpoint_tools*"]),
-    package_data={"ulorl_megatron.rollout": ["cpu/stubs/**/*"]},
+    package_data={"ulorl_megatron.rollout": ["cpu/stubs/**/*"], "ulorl_megatron.verifier": ["prompts/*.txt"]},
     install_requires=[
         "aiohttp>=3.14",
         "math-verify[antlr4_13_2]==0.9.0",

@@ -71,6 +71,13 @@ def test_missing_values_are_named(write):
         ("model.max_positions=0", "model.max_positions"),
         ("servers.extra_args=[--context-length, 5]", "servers.extra_args"),
         ("servers.extra_args=[--dtype=half]", "servers.extra_args"),
+        ("verifier.kind=generative", "verifier.judge.url"),
+        ("verifier.kind=hybrid", "verifier.judge.url"),
+        ("verifier.judge.url=http://judge/v1", "verifier.judge.url"),  # of a judge that is not asked
+        ("verifier.judge.votes=0", "verifier.judge.votes"),
+        ("verifier.judge.votes=3", "verifier.judge.temperature"),
+        ("experience.overlong=soft", "experience.overlong_cache"),
+        ("experience.overlong_cache=9", "experience.overlong_cache"),
     ],
 )
 def test_values_that_cannot_work_are_refused(write, override, key):

@@ -8,5 +8,6 @@ from ulorl_megatron.algorithm.advantages import group_advantages
 from ulorl_megatron.algorithm.importance import importance_ratio
 from ulorl_megatron.algorithm.loss import policy_loss
 from ulorl_megatron.algorithm.mastery import mastered_positive_mask
+from ulorl_megatron.algorithm.overlong import overlong_penalty
 
-__all__ = ["group_advantages", "importance_ratio", "mastered_positive_mask", "policy_loss"]
+__all__ = ["group_advantages", "importance_ratio", "mastered_positive_mask", "overlong_penalty", "policy_loss"]

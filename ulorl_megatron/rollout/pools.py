@@ -5,8 +5,8 @@ from typing import Dict, List, Protocol, Sequence, Tuple
 
 import torch
 
-from ulorl_megatron.algorithm import group_advantages
-from ulorl_megatron.config.schema import ExperienceConfig, Release, RolloutConfig
+from ulorl_megatron.algorithm import group_advantages, overlong_penalty
+from ulorl_megatron.config.schema import ExperienceConfig, Overlong, Release, RolloutConfig
 from ulorl_megatron.rollout.sample import Sample, Status
 from ulorl_megatron.rollout.store import ConservationError, PoolStore
 
@@ -115,29 +115,46 @@ class Pools:
 
         They become trained; waiting samples of whole groups without a gradient become filtered (or, without
         dynamic sampling, train with advantage 0). Advantages are over the members complete so far, those
-        trained earlier included; failed members never count.
+        trained earlier included; failed members never count. Whether a group has a right and a wrong member is
+        decided by verdicts. With experience.overlong soft the advantages are over rewards less the lengths' penalty
+        (DAPO's Eq. 13); with filter truncated samples become filtered at once and never count.
         """
         released: List[Tuple[Sample, float]] = []
         for group in self._groups.values():
+            if self._experience.overlong is Overlong.filter:
+                self._settle(step, Status.filtered, [s for s in group if s.status is Status.waiting and s.truncated])
             waiting = [s for s in group if s.status is Status.waiting]
             if not waiting:
                 continue
-            done = [s for s in group if s.complete and s.status is not Status.failed]
+            done = [s for s in group if self._counts(s)]
             whole = all(s.status is not Status.unfinished for s in group)
             unequal = any(s.reward != done[0].reward for s in done)
             if not whole and (self._experience.release is Release.group or not unequal):
                 continue
             settled = Status.trained if unequal or not self._experience.dynamic_sampling else Status.filtered
-            for sample in waiting:
-                sample.status = settled
-                sample.settled_step = step
-                self._step.samples[sample.id] = sample
+            self._settle(step, settled, waiting)
+            if self._experience.overlong is Overlong.soft:
+                for sample in waiting:
+                    sample.penalty = overlong_penalty(
+                        sample.length, self._global_max_length, self._experience.overlong_cache
+                    )
             if settled is Status.trained:
-                rewards = torch.tensor([s.reward for s in done], dtype=torch.float64)
+                rewards = torch.tensor([s.reward + s.penalty for s in done], dtype=torch.float64)
                 advantages = group_advantages(rewards, torch.zeros(len(done), dtype=torch.int64)).tolist()
                 by_id = {s.id: a for s, a in zip(done, advantages, strict=True)}
                 released += [(s, by_id[s.id]) for s in waiting]
         return sorted(released, key=lambda pair: pair[0].id)
+
+    def _settle(self, step: int, status: Status, samples: List[Sample]) -> None:
+        for sample in samples:
+            sample.status = status
+            sample.settled_step = step
+            self._step.samples[sample.id] = sample
+
+    def _counts(self, sample: Sample) -> bool:
+        """Whether its reward is one of the group's."""
+        left_out = self._experience.overlong is Overlong.filter and sample.truncated
+        return sample.complete and sample.status is not Status.failed and not left_out
 
     def commit(self, step: int) -> Dict[Status, int]:
         """Makes the step durable, and returns the samples of the run in each status.

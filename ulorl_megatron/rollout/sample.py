@@ -21,7 +21,7 @@ class Status(Enum):
     unfinished = "unfinished"  # decoded in part; continues next step
     waiting = "waiting"  # complete (verified or truncated), not yet released to training
     trained = "trained"
-    filtered = "filtered"  # complete, and its group had no gradient to give
+    filtered = "filtered"  # complete, and its group had no gradient to give; or truncated (experience.overlong filter)
     failed = "failed"  # server or verifier gave up on it; never trained, never a silent 0
 
 
@@ -42,7 +42,8 @@ class Segment:
 @dataclass
 class Sample:
     """id: unique in the run. group_id: the issued prompt (unique per issue, not per row). prompt_index: row
-    in the data set. finished: the last token is EOS. truncated: global_max_length reached without EOS."""
+    in the data set. finished: the last token is EOS. truncated: global_max_length reached without EOS. reward: the
+    verdict, 1 or 0. penalty: what its length takes from that in the advantage, 0 or less (experience.overlong soft)."""
 
     id: int
     group_id: int
@@ -55,6 +56,7 @@ class Sample:
     finished: bool = False
     truncated: bool = False
     reward: Optional[float] = None
+    penalty: float = 0.0
     settled_step: Optional[int] = None
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 from ulorl_megatron.rollout.database import Database
 from ulorl_megatron.rollout.sample import Sample, Segment, Status, lost
 
-_FORMAT = 2
+_FORMAT = 3
 _SETTLED = (Status.trained, Status.filtered, Status.failed)
 
 # int32 for ids and versions, float32 (what the server computes in) for log-probs. A segment may be there before its
@@ -25,7 +25,7 @@ CREATE TABLE steps (step INTEGER PRIMARY KEY, issued INTEGER NOT NULL);
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, prompt_index INTEGER NOT NULL, prompt BLOB NOT NULL,
     answer TEXT NOT NULL, created_step INTEGER NOT NULL,
-    completed_step INTEGER, finished INTEGER, reward REAL,
+    completed_step INTEGER, finished INTEGER, reward REAL, penalty REAL NOT NULL DEFAULT 0,
     settled_step INTEGER, settled TEXT
 );
 CREATE INDEX samples_group ON samples (group_id);
@@ -190,12 +190,13 @@ class PoolStore:
             )
         self._write_segment(step, sample)
         changed = self._db.execute(
-            "UPDATE samples SET completed_step = ?, finished = ?, reward = ?, settled_step = ?, settled = ? "
-            "WHERE id = ? AND settled IS NULL",
+            "UPDATE samples SET completed_step = ?, finished = ?, reward = ?, penalty = ?, settled_step = ?, "
+            "settled = ? WHERE id = ? AND settled IS NULL",
             (
                 sample.segments[-1].step if sample.complete else None,
                 sample.finished if sample.complete else None,
                 sample.reward,
+                sample.penalty,
                 sample.settled_step,
                 sample.status.value if sample.status in _SETTLED else None,
                 sample.id,
@@ -236,7 +237,7 @@ class PoolStore:
         """
         rows = self._db.execute(
             """SELECT id, group_id, prompt_index, prompt, answer, created_step, completed_step, finished,
-                      reward, settled_step, settled
+                      reward, penalty, settled_step, settled
                FROM samples WHERE group_id IN (SELECT group_id FROM samples WHERE settled IS NULL)
                ORDER BY id"""
         ).fetchall()
@@ -253,6 +254,7 @@ class PoolStore:
         completed_step: Optional[int],
         finished: Optional[int],
         reward: Optional[float],
+        penalty: float,
         settled_step: Optional[int],
         settled: Optional[str],
     ) -> Sample:
@@ -269,6 +271,7 @@ class PoolStore:
             finished=complete and bool(finished),
             truncated=complete and not finished,
             reward=reward,
+            penalty=penalty,
             settled_step=settled_step,
         )
 
@@ -301,7 +304,7 @@ class PoolStore:
                 )
             for statement in (
                 "DELETE FROM samples WHERE created_step > ?",
-                "UPDATE samples SET settled = NULL, settled_step = NULL WHERE settled_step > ?",
+                "UPDATE samples SET settled = NULL, settled_step = NULL, penalty = 0 WHERE settled_step > ?",
                 "UPDATE samples SET completed_step = NULL, finished = NULL, reward = NULL WHERE completed_step > ?",
                 "DELETE FROM steps WHERE step > ?",
             ):

@@ -14,7 +14,7 @@ _ANSWER_SENTENCE = re.compile(r"\banswer[ \t]+is\b[ \t]*:?\s*(.*?)(?:[.!?]?$|[.!
 _DELIMITERS = re.compile(r"\$\$|\$|\\.", re.DOTALL)
 _FORMULA_ENDS = {"$$": "$$", "$": "$", r"\(": r"\)", r"\[": r"\]"}
 _END_OF_THINKING = "</think>"
-_THINKING = "<think>"
+THINKING = "<think>"
 # What is longer is no short answer but an argument, or a flood that keeps a judge busy.
 _MAX_LENGTH = 1000
 
@@ -44,7 +44,7 @@ def reference_answer(answer: str) -> str:
 
 def _without_thinking(response: str) -> str:
     _, ended, behind = response.rpartition(_END_OF_THINKING)
-    if not ended and _THINKING in response:
+    if not ended and THINKING in response:
         return ""
     return behind
 

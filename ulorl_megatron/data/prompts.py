@@ -1,15 +1,17 @@
-"""Prompt sets: JSONL files of problems, checked when read and issued in an order that can be resumed."""
+"""Prompt sets: JSONL or Parquet files of problems, checked when read and issued in an order that can be resumed."""
 
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
+from ulorl_megatron.data.files import read_rows
 from ulorl_megatron.errors import UserError
+
+if TYPE_CHECKING:  # for `ulorl --help`, which need not wait for it
+    from transformers import PreTrainedTokenizerBase
 
 Messages = List[dict]
 
@@ -28,13 +30,13 @@ class Prompt:
 
 
 class PromptSet:
-    """The rows of a JSONL file, {"prompt": str | messages, "answer": str} each.
+    """The rows of a JSONL or Parquet file, {"prompt": str | messages, "answer": str} each.
 
     max_prompt_length: tokens a prompt may have after the chat template. seed: of the order of every epoch.
     Raises UserError naming file and line for what is not such a row, or too long; no row is left out.
     """
 
-    def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, seed: int):
+    def __init__(self, path: str, tokenizer: "PreTrainedTokenizerBase", max_prompt_length: int, seed: int):
         self._path = Path(path)
         self._seed = seed
         lines, texts, self._answers = _read(self._path, tokenizer)
@@ -82,13 +84,13 @@ class PromptSet:
         return self._epoch[1]
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Union[str, Messages]) -> List[int]:
+def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: Union[str, Messages]) -> List[int]:
     """Ids of one prompt, as PromptSet makes them."""
     text = _text(tokenizer, prompt)
     return tokenizer.encode(text, add_special_tokens=tokenizer.chat_template is None)
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, prompt: Union[str, Messages]) -> str:
+def _text(tokenizer: "PreTrainedTokenizerBase", prompt: Union[str, Messages]) -> str:
     """Through the chat template, a string as one user message; without a template a string stays as it is."""
     if tokenizer.chat_template is None:
         return prompt
@@ -96,22 +98,10 @@ def _text(tokenizer: PreTrainedTokenizerBase, prompt: Union[str, Messages]) -> s
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def _read(path: Path, tokenizer: PreTrainedTokenizerBase) -> Tuple[List[int], List[str], List[str]]:
-    """Line numbers, prompt texts and answers of the rows; empty lines are no rows."""
+def _read(path: Path, tokenizer: "PreTrainedTokenizerBase") -> Tuple[List[int], List[str], List[str]]:
+    """Line numbers (rows', in Parquet), prompt texts and answers of the rows."""
     lines, texts, answers = [], [], []
-    try:
-        content = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"no data file {path}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error}") from error
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not valid JSON: {error}") from error
+    for number, row in read_rows(path):
         fault = _fault(row, tokenizer)
         if fault:
             raise UserError(f"{path}:{number}: {fault}")
@@ -123,7 +113,7 @@ def _read(path: Path, tokenizer: PreTrainedTokenizerBase) -> Tuple[List[int], Li
     return lines, texts, answers
 
 
-def _fault(row: Any, tokenizer: PreTrainedTokenizerBase) -> Optional[str]:
+def _fault(row: Any, tokenizer: "PreTrainedTokenizerBase") -> Optional[str]:
     """What is wrong with a row, or None."""
     if not isinstance(row, dict):
         return f"a {type(row).__name__}, where an object with prompt and answer is needed"

@@ -1,0 +1,1 @@
+"""How right a policy is: every N steps of training (periodic), and by itself (`ulorl eval`)."""

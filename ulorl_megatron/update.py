@@ -47,6 +47,7 @@ def update_metrics(stats: Optional[UpdateStats]) -> Dict[str, float]:
         "train/loss": sums["loss"] / tokens,
         "train/entropy": sums["entropy"] / tokens,
         "train/masked_share": sums["masked_tokens"] / tokens,
+        "train/mastered_share": sums["mastered_tokens"] / tokens,
         "train/clipped_share": sums["clipped_tokens"] / tokens,
         "train/ratio_deviation": sums["ratio_deviation"] / tokens,
         "train/staleness": sums["staleness"] / tokens,

@@ -105,13 +105,14 @@ def test_staleness_is_told_by_the_age_of_the_weights():
 
 def test_mastery_modes():
     batch, log_probs = make_batch()
+    positive = batch.rewards[batch.sample_index] == 1
     log_probs[:] = -0.001
-    masked = {
-        mode: gradient("pois", batch, log_probs, Mastery(mode, 0.99, 0.05, "sample"))[1]["masked_tokens"].item()
-        for mode in ("off", "dynamic", "always")
-    }
-    positive = int((batch.rewards[batch.sample_index] == 1).sum())
-    assert masked == {"off": 0, "dynamic": 0, "always": positive}  # entropy 0.1 is not below sigma 0.05
+    log_probs[positive.nonzero()[0]] = -0.02  # p = 0.98
+    modes = ("off", "dynamic", "always")
+    sums = {mode: gradient("pois", batch, log_probs, Mastery(mode, 0.99, 0.05, "sample"))[1] for mode in modes}
+    mastered = int(positive.sum()) - 1
+    assert [sums[mode]["masked_tokens"] for mode in modes] == [0, 0, mastered]  # entropy 0.1 is not below sigma 0.05
+    assert all(sums[mode]["mastered_tokens"] == mastered for mode in modes)
 
 
 def test_equal_rewards_give_exactly_zero():  # NeMo-RL#4158

@@ -52,13 +52,11 @@ def points(config, name):
 
 
 def test_terminal_file_and_tensorboard_say_the_same(config, capsys):
+    changes = {"reward/complete": 0.375, "time/rollout": 12.25, "train/sigma": config.dmmpt.sigma}
     with opened(config, 0) as monitor:
         monitor.evaluation(0, EVALUATION)
-        monitor.step(1, step_metrics(1, **{"reward/complete": 0.375, "time/rollout": 12.25}))
-    assert records(config) == [
-        {"step": 0, **EVALUATION},
-        {"step": 1, **step_metrics(1, **{"reward/complete": 0.375, "time/rollout": 12.25})},
-    ]
+        monitor.step(1, step_metrics(1, **changes))
+    assert records(config) == [{"step": 0, **EVALUATION}, {"step": 1, **step_metrics(1, **changes)}]
     assert points(config, "reward/complete") == [(1, 0.375)]
     assert points(config, "eval/accuracy") == [(0, 0.25)]
     evaluation, step = capsys.readouterr().out.splitlines()

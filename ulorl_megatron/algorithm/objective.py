@@ -96,13 +96,14 @@ class UloRLObjective:
         with torch.no_grad():
             difference = (scores.log_probs - batch.behaviour_log_probs).abs().double()
             positive = batch.rewards[batch.sample_index] == 1
+            mastered = scores.mastery_log_probs >= math.log(self.mastery.tau)
             current = difference[batch.ages == 0]
             zero = difference.new_zeros(1)
             sums = {name: count.double() for name, count in counts.items()}
             sums |= {
                 "loss": loss.double(),
                 "entropy": scores.entropies.double().sum(),
-                "positive_tokens": positive.sum().double(),
+                "mastered_tokens": (positive & mastered).sum().double(),
                 "ratio_deviation": (ratio - 1).abs().double().sum(),
                 "mismatch": current.sum(),
                 "mismatch_tokens": zero.sum() + current.numel(),

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Dict, List, Optional
 
+import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from checkpoint_tools.publish import write_atomically
 from ulorl_megatron.algorithm.staleness import AGES
 from ulorl_megatron.config import Config
-from ulorl_megatron.config.schema import Importance
-from ulorl_megatron.monitor.metrics import METRICS
+from ulorl_megatron.config.schema import DmmptMode, Importance
+from ulorl_megatron.monitor.dashboard import layout
+from ulorl_megatron.monitor.exhibits import Exhibits
+from ulorl_megatron.monitor.metrics import is_declared
 from ulorl_megatron.monitor.run_directory import open_run_directory
 from ulorl_megatron.monitor.summary import summary
 
@@ -32,6 +35,7 @@ class Monitor:
         self._writer: Optional[SummaryWriter] = None
         self._accuracy: Record = {}  # of the last evaluation
         self._pois = config.algorithm.importance is Importance.pois
+        self._sigma = config.dmmpt.sigma if config.dmmpt.mode is DmmptMode.dynamic else None
         self._kl_warning = config.algorithm.pois_kl_warning
 
     def __enter__(self) -> "Monitor":
@@ -47,11 +51,14 @@ class Monitor:
         write_atomically(self._file, "".join(json.dumps(record) + "\n" for record in records).encode())
         self._accuracy = next((r for r in reversed(records) if "eval/accuracy" in r), {})
         self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=done + 1 if done else 0)
+        self._writer.add_custom_scalars(layout())
         if done:
             print(f"resuming {self._folder} after step {done}", flush=True)
 
     def step(self, step: int, metrics: Record) -> None:
         """Logs one step and prints its line. metrics: names of METRICS; KeyError for any other."""
+        if self._sigma is not None and "train/entropy" in metrics:
+            metrics = metrics | {"train/sigma": self._sigma}  # beside the entropy, in one chart
         self._log(step, metrics)
         print(progress_line(step, self._total_steps, self._accuracy | metrics), flush=True)
         kl, age = max((metrics.get(f"age-{age}/kl", 0.0), age) for age in AGES)
@@ -74,6 +81,14 @@ class Monitor:
                 flush=True,
             )
 
+    def exhibits(self, step: int, exhibits: Exhibits) -> None:
+        """Shows in TensorBoard what is no number: histograms, and samples as text."""
+        if exhibits.lengths:
+            self._writer.add_histogram("samples/length", np.array(exhibits.lengths), step)
+            self._writer.add_histogram("samples/token_age", np.array(exhibits.ages), step)
+        for number, text in enumerate(exhibits.texts):
+            self._writer.add_text(f"samples/{number}", text, step)
+
     def evaluation(self, step: int, metrics: Record) -> None:
         """Logs an evaluation of the weights after `step`; later progress lines repeat its accuracy."""
         self._log(step, metrics)
@@ -90,7 +105,7 @@ class Monitor:
 
     def _log(self, step: int, metrics: Record) -> None:
         for name, value in metrics.items():
-            if name not in METRICS:
+            if not is_declared(name):
                 raise KeyError(f"metric {name!r} is not declared in monitor/metrics.py")
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -119,6 +134,7 @@ def progress_line(step: int, total_steps: int, metrics: Record) -> str:
         ("max", "rollout/length_max", "{:.0f}"),
         ("unfinished", "pools/unfinished", "{:.0f}"),
         ("tok/s", "rollout/tokens_per_s", "{:.0f}"),
+        ("idle", "servers/idle_share", "{:.0%}"),
         ("|dlogp|", "train/mismatch_mean", "{:.1e}"),
     ]
     parts += [f"{label} {form.format(metrics[name])}" for label, name, form in shown if name in metrics]

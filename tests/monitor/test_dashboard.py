@@ -33,7 +33,7 @@ def test_the_run_has_layout_histograms_and_texts(tmp_path):
     with Monitor(config) as monitor:
         monitor.resume(0)
         monitor.step(1, {"train/entropy": 0.5} | {f"time/{t}": 1.0 for t in ("rollout", "verify", "train", "sync")})
-        monitor.exhibits(1, Exhibits([3, 70], [0] * 3 + [0] * 30 + [1] * 40, [text]))
+        monitor.exhibits(1, Exhibits([3, 70], {1: 40, 0: 33}, [text]))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"tensors": 0, "histograms": 0})
     events.Reload()
     found = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
@@ -43,6 +43,8 @@ def test_the_run_has_layout_histograms_and_texts(tmp_path):
     assert [e.value for e in events.Scalars("train/sigma")] == [pytest.approx(config.dmmpt.sigma)]
     ages = events.Histograms("samples/token_age")[0].histogram_value
     assert (ages.num, ages.min, ages.max, ages.sum) == (73, 0, 1, 40)
+    assert list(ages.bucket) == [33, 40]
+    assert events.Histograms("samples/length")[0].histogram_value.max == 70
     shown = events.Tensors("samples/0/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "**reward 1** (rule)" in shown and "    <b>5</b>\n    # no heading" in shown
 

@@ -1,19 +1,19 @@
 """What of a step is shown besides numbers."""
 
 from dataclasses import dataclass
-from typing import List
+from typing import Dict, List
 
 
 @dataclass(frozen=True)
 class Exhibits:
     """Of the samples completed in a step.
 
-    lengths: response tokens of each. ages: of each token of theirs, how many weight versions ago it was made.
-    texts: a few of them, in Markdown.
+    lengths: response tokens of each. ages: weight versions ago -> how many of their tokens were made then. texts: a few
+    of them, in Markdown.
     """
 
     lengths: List[int]
-    ages: List[int]
+    ages: Dict[int, int]
     texts: List[str]
 
 

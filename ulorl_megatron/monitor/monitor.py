@@ -85,7 +85,18 @@ class Monitor:
         """Shows in TensorBoard what is no number: histograms, and samples as text."""
         if exhibits.lengths:
             self._writer.add_histogram("samples/length", np.array(exhibits.lengths), step)
-            self._writer.add_histogram("samples/token_age", np.array(exhibits.ages), step)
+            ages, tokens = (np.array(column) for column in zip(*sorted(exhibits.ages.items()), strict=True))
+            self._writer.add_histogram_raw(
+                "samples/token_age",
+                min=ages.min(),
+                max=ages.max(),
+                num=tokens.sum(),
+                sum=(ages * tokens).sum(),
+                sum_squares=(ages**2 * tokens).sum(),
+                bucket_limits=(ages + 0.5).tolist(),
+                bucket_counts=tokens.tolist(),
+                global_step=step,
+            )
         for number, text in enumerate(exhibits.texts):
             self._writer.add_text(f"samples/{number}", text, step)
 

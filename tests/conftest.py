@@ -1,4 +1,4 @@
-"""One real SGLang server for the whole session, serving a tiny random Qwen3-MoE in float32."""
+"""One real SGLang server for the whole session, serving a tiny random Qwen3-MoE in float32; the quickstart's task."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.support import EXAMPLE, run_python
 from tests.tiny_models import tiny_model
 from ulorl_megatron.config.schema import Config, Dtype
 from ulorl_megatron.rollout.served_model import ServedModel
@@ -64,3 +65,15 @@ def sglang_server(tmp_path_factory, tiny_moe) -> RunningServer:
         yield RunningServer(member.client.url, tiny_moe, member.process.log)
     finally:
         pool.stop()
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory):
+    """The quickstart's data and a model that solves some of it."""
+    folder = tmp_path_factory.mktemp("quickstart") / "task"
+    run_python(EXAMPLE / "make_task.py", folder)
+    run_python(
+        *(EXAMPLE / "warm_start.py", EXAMPLE / "config.yaml", "--steps", 120),
+        *("--model", folder / "model", "--data", folder / "warmstart.jsonl", "--out", folder / "warm"),
+    )
+    return folder

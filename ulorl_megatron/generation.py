@@ -1,9 +1,10 @@
 """Rank 0's half of the loop: prompts, pools, servers and the verifier."""
 
 import asyncio
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -11,8 +12,11 @@ from transformers import AutoTokenizer
 
 from ulorl_megatron.algorithm.batch import TrainSample
 from ulorl_megatron.config.schema import Config
+from ulorl_megatron.config.sets import evaluation_sets
 from ulorl_megatron.data import PromptSet
-from ulorl_megatron.evaluate import evaluate
+from ulorl_megatron.evaluation.periodic import evaluate
+from ulorl_megatron.launch import stop_asked
+from ulorl_megatron.monitor.exhibits import Exhibits, sample_text
 from ulorl_megatron.monitor.run_directory import identity
 from ulorl_megatron.rollout.journal import Journal
 from ulorl_megatron.rollout.loop_thread import LoopThread
@@ -23,7 +27,11 @@ from ulorl_megatron.rollout.served_model import ServedModel
 from ulorl_megatron.rollout.server_pool import ServerPool
 from ulorl_megatron.rollout.store import PoolStore
 from ulorl_megatron.verifier import Verdict, build_verifier
+from ulorl_megatron.verifier.answer import THINKING
+from ulorl_megatron.verifier.tally import Tally
 from ulorl_megatron.weight_sync.checksums import verify_weights
+
+_SHOWN_SAMPLES, _SHOWN_TOKENS = 2, 1024  # right and wrong ones of each step; of the end of prompt and response
 
 
 class Generation:
@@ -37,8 +45,9 @@ class Generation:
         self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         self._model = ServedModel.from_path(Path(config.model.path))
         self._prompts = self._read(config.data.train)
-        self._heldout = self._read(config.data.eval) if config.data.eval else None
+        self._heldout = {name: self._read(file) for name, file in evaluation_sets(config.data).items()}
         self._metrics: Dict[str, float] = {}
+        self._exhibits = Exhibits([], {}, [])
         self._collecting: Optional[asyncio.Task] = None
         self._opened = ExitStack()
 
@@ -96,14 +105,20 @@ class Generation:
         """
         self._loop.run(verify_weights([member.client for member in self._servers.serving()], folder))
 
-    def collect(self, step: int) -> None:
-        """One segment of every unfinished sample, and of as many new prompts as there is room for."""
+    def collect(self, step: int) -> bool:
+        """One segment of every unfinished sample, and of as many new prompts as there is room for.
+
+        False: a stop was asked for first (launch.stop). The step is given up; what arrived waits for it to begin again.
+        """
         if self._collecting is None:
             self.collect_ahead(step)
         try:
-            self._metrics = self._loop.result(self._collecting)
+            complete, collected = self._loop.result(self._collecting, unless=stop_asked)
         finally:
             self._stop_collecting()
+        if complete:
+            self._metrics, self._exhibits = collected
+        return complete
 
     def collect_ahead(self, step: int) -> None:
         """Begins `collect`, which later waits for the rest; weights may be loaded meanwhile (rollout.overlap)."""
@@ -112,11 +127,37 @@ class Generation:
         self._pools.recall(step)
         self._collecting = self._loop.start(self._collect(step, in_flight))
 
-    async def _collect(self, step: int, samples: List[Sample]) -> Dict[str, float]:
-        journal = Journal(self._store)
+    async def _collect(self, step: int, samples: List[Sample]) -> Tuple[Dict[str, float], Exhibits]:
+        journal, tally, judged = Journal(self._store), Tally(), {}
+
+        async def judge(sample: Sample) -> Verdict:
+            verdict = await self._judge(sample.prompt_tokens, sample.tokens, sample.answer)
+            judged[sample.id] = verdict.by.value
+            return verdict
+
         async with journal.open(step) as keep:
-            stats = await self._rollout.collect(step, samples, self._verify, keep)
-        return _rollout_metrics(stats, samples) | {"time/journal": journal.written_s}
+            stats = await self._rollout.collect(step, samples, lambda sample: tally.reward(judge(sample)), keep)
+        metrics = _rollout_metrics(stats, samples) | tally.metrics() | {"time/journal": journal.written_s}
+        return metrics, self._show(step, samples, judged)
+
+    def _show(self, step: int, samples: List[Sample], judged: Dict[int, str]) -> Exhibits:
+        """judged: sample id -> by whom; the others were truncated, or judged before a kill."""
+        complete = [sample for sample in samples if sample.status is Status.waiting]
+        right = [sample for sample in complete if sample.reward == 1]
+        wrong = [sample for sample in complete if sample.reward != 1]
+        texts = [
+            sample_text(
+                prompt=self._tokenizer.decode(sample.prompt_tokens[-_SHOWN_TOKENS:]),
+                response=self._tokenizer.decode(sample.tokens[-_SHOWN_TOKENS:]),
+                answer=sample.answer,
+                reward=sample.reward,
+                verdict="truncated" if sample.truncated else judged.get(sample.id, "judged earlier"),
+                versions=len(set(sample.versions)),
+            )
+            for sample in right[:_SHOWN_SAMPLES] + wrong[:_SHOWN_SAMPLES]
+        ]
+        ages = Counter(age(version, step - 1) for sample in complete for version in sample.versions)
+        return Exhibits([sample.length for sample in complete], dict(ages), texts)
 
     def _stop_collecting(self) -> None:
         """Before anything closes: the servers must not be brought back, and what arrived must be written."""
@@ -138,6 +179,10 @@ class Generation:
         reward = self._store.mean_reward(issued_in=step - self._config.rollout.segment_count + 1)
         return self._metrics if reward is None else self._metrics | {"reward/issued": reward}
 
+    def exhibits(self) -> Exhibits:
+        """What of the last step is shown besides numbers."""
+        return self._exhibits
+
     def forget(self, step: int) -> None:
         """Drops the tokens of samples settled by `step`: no checkpoint is left that would need them again."""
         self._store.forget(step)
@@ -146,12 +191,12 @@ class Generation:
         """avg@k of the weights the servers hold, on data.eval, as metrics."""
         return self._loop.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
 
-    async def _verify(self, sample: Sample) -> float:
-        return (await self._judge(sample.prompt_tokens, sample.tokens, sample.answer)).reward
-
     async def _judge(self, prompt: List[int], response: List[int], answer: str) -> Verdict:
-        """The judge gets the prompt as the policy did, the chat template's words included."""
+        """The judge gets the prompt as the policy did, the chat template's words included. Where these open the
+        thinking, the response has only its end; the beginning is put back, so that thinking that never ended shows."""
         question, text = (self._tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, response))
+        if question.rstrip().endswith(THINKING):
+            text = THINKING + text
         return await self._verifier.verify(question=question, response=text, answer=answer)
 
 
@@ -184,6 +229,7 @@ def _rollout_metrics(stats: RolloutStats, samples: List[Sample]) -> Dict[str, fl
         "rollout/tokens": stats.tokens,
         "rollout/tokens_per_s": stats.tokens / (stats.decode_s + stats.verify_s),
         "rollout/cached_share": stats.cached_tokens / max(stats.input_tokens, 1),
+        "rollout/reprefilled": stats.reprefilled_tokens,
         "rollout/recalled": stats.recalled,
         "rollout/aborts": stats.aborts,
         "rollout/failed_requests": stats.failed_requests,
@@ -209,4 +255,5 @@ def _release_metrics(samples: List[Sample]) -> Dict[str, float]:
     }
     if samples:
         metrics["reward/mean"] = float(np.mean([sample.reward for sample in samples]))
+        metrics["reward/penalty"] = float(np.mean([sample.penalty for sample in samples]))
     return metrics

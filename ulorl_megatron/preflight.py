@@ -7,6 +7,7 @@ import torch
 
 from ulorl_megatron.config.fit import check_fit
 from ulorl_megatron.config.schema import Config, TransformerImpl
+from ulorl_megatron.config.sets import evaluation_sets
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.rollout.server import choose_ports
 
@@ -28,11 +29,12 @@ def check(config: Config) -> None:
         raise UserError(f"model.path: {model} is not a Hugging Face model folder (no config.json in it)")
     if not any(model.glob("*.safetensors")):
         raise UserError(f"model.path: {model} holds no *.safetensors weights")
-    for key, file in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if file is not None and not Path(file).is_file():
+    evaluated = {f"data.eval, {name}": file for name, file in evaluation_sets(config.data).items()}
+    for key, file in ({"data.train": config.data.train} | evaluated).items():
+        if not Path(file).is_file():
             raise UserError(f"{key}: no file {file}")
     check_fit(config, config.run.processes)
-    if config.servers.port and not config.servers.urls:
+    if config.servers.port and not config.servers.urls and not config.servers.announced:
         choose_ports(config.servers.port, config.servers.count)
 
 

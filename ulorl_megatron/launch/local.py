@@ -13,6 +13,7 @@ from torch.distributed import TCPStore
 
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.launch.process import die_with_parent
+from ulorl_megatron.launch.stop import STOPPED_EXIT
 
 FOLLOWER_EXIT = 76  # a rank that ends only because rank 0 failed; rank 0 is then still about to say why
 _GRACE_S = 15.0  # between the polite signal and the kill
@@ -27,7 +28,8 @@ def start_ranks(command: Sequence[str], processes: int, logs: Path) -> int:
     """Runs this Python with the arguments `command` as `processes` ranks; returns the exit code of the run.
 
     Rank 0 keeps this terminal, the others write to logs/rank-<i>.log. When one rank fails the others are ended: first
-    politely, then by SIGKILL. SIGINT and SIGTERM are passed on. The ranks die with this process, even by kill -9.
+    politely, then by SIGKILL. SIGINT and SIGTERM are passed on, and SIGUSR1, after which the ranks end in their own
+    time. The ranks die with this process, even by kill -9.
     Raises UserError with the end of its log when another rank than the first failed first.
     """
     # The store lives here, so that its port is taken from the moment it is chosen (sglang#7418).
@@ -41,7 +43,7 @@ def start_ranks(command: Sequence[str], processes: int, logs: Path) -> int:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     ranks: List[subprocess.Popen] = []
-    previous = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     with ExitStack() as stack:
         for rank in range(processes):
             output = None if rank == 0 else stack.enter_context((logs / f"rank-{rank}.log").open("ab"))
@@ -60,7 +62,8 @@ def start_ranks(command: Sequence[str], processes: int, logs: Path) -> int:
         received: List[int] = []
 
         def pass_on(signum, frame):
-            received.append(signum)
+            if signum != signal.SIGUSR1:
+                received.append(signum)
             for process in ranks:
                 process.send_signal(signum)
 
@@ -90,7 +93,7 @@ def _prepare_rank() -> None:
 def _wait_for_first_failure(ranks: List[subprocess.Popen], received: List[int]) -> int:
     """The index of the rank that failed first; 0 when all ended well.
 
-    received: signals passed on so far. After one, every rank gets its time to close what it has open.
+    received: signals to end that were passed on so far. After one, every rank gets its time to close what it has open.
     """
     deadline = None
     while True:
@@ -102,7 +105,7 @@ def _wait_for_first_failure(ranks: List[subprocess.Popen], received: List[int]) 
             time.sleep(0.1)
             continue
         for rank, code in enumerate(codes):
-            if code and code != FOLLOWER_EXIT:
+            if code and code not in (FOLLOWER_EXIT, STOPPED_EXIT):
                 return rank
         if None not in codes:
             return 0

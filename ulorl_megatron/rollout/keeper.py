@@ -14,6 +14,7 @@ from ulorl_megatron.errors import UserError
 from ulorl_megatron.rollout.client import WeightUpdateFailed
 from ulorl_megatron.rollout.member import Member
 from ulorl_megatron.rollout.served_model import ServedModel
+from ulorl_megatron.rollout.server import log_tail
 from ulorl_megatron.rollout.tasks import task_group
 
 log = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ class Keeper:
     def _faults(self) -> str:
         return "; ".join(
             f"{m.client.url} {m.fault or 'has not confirmed it'}"
-            + (f". Its log ends:\n{m.process.log_tail()}" if m.process is not None else "")
+            + (f". Its log ends:\n{log_tail(m.log)}" if m.log is not None else "")
             for m in self._members
         )
 

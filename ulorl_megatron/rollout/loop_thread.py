@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
-from typing import Any, Coroutine
+from typing import Any, Callable, Coroutine, Tuple
+
+_POLL_S = 0.2
 
 
 class LoopThread:
@@ -38,12 +40,15 @@ class LoopThread:
 
         return self.run(begin())
 
-    def result(self, task: asyncio.Task) -> Any:
-        """Waits for the end of `task`; what it returned or raised."""
+    def result(self, task: asyncio.Task, unless: Callable[[], bool]) -> Tuple[bool, Any]:
+        """Waits for the end of `task`: (True, what it returned), or raises. (False, None) once `unless` holds."""
 
-        async def ended() -> Any:
-            await asyncio.wait({task})
-            return task.result()
+        async def ended() -> Tuple[bool, Any]:
+            while not task.done():
+                if unless():
+                    return False, None
+                await asyncio.wait({task}, timeout=_POLL_S)
+            return True, task.result()
 
         return self.run(ended())
 

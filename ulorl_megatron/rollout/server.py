@@ -68,15 +68,15 @@ def _hold(first: int, count: int) -> List[int]:
     return list(range(first, first + count))
 
 
-def command(config: Config, index: int, port: int) -> List[str]:
-    """The command line of server `index`: weight version 0 is model.path as it is."""
+def command(config: Config, index: int, port: int, host: str = HOST) -> List[str]:
+    """The command line of server `index`: weight version 0 is model.path as it is. host: the address it listens on."""
     positions = context_length(config)
     changed = changed_fields(config.model)
     return [
         *(sys.executable, "-m", "sglang.launch_server"),
         *("--model-path", config.model.path),
         *("--dtype", config.model.dtype.value),
-        *("--host", HOST),
+        *("--host", host),
         *("--port", str(port)),
         *("--context-length", str(positions)),
         *(("--json-model-override-args", json.dumps(changed)) if changed else ()),
@@ -96,6 +96,11 @@ def environment() -> Dict[str, str]:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(cpu.STUBS), env.get("PYTHONPATH")]))
         env.setdefault("OMP_NUM_THREADS", "1")
     return env
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
 
 class LocalServer:
@@ -149,7 +154,7 @@ class LocalServer:
             )
 
     def log_tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        return log_tail(self.log)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """SIGTERM to the process, then SIGKILL to what is left of its group. Nothing if it never ran."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Dict, List, Optional
@@ -11,6 +12,7 @@ from ulorl_megatron.rollout import server as local
 from ulorl_megatron.rollout.client import Client, Generation, OutOfMemory, RequestError, Sampling, ServerBusy
 from ulorl_megatron.rollout.keeper import Keeper
 from ulorl_megatron.rollout.member import Member
+from ulorl_megatron.rollout.roll_call import RollCall
 from ulorl_megatron.rollout.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -23,8 +25,8 @@ class RequestFailed(Exception):
 
 
 class ServerPool:
-    """Own servers (start, wait_ready, ..., close) or those of servers.urls, which are neither started nor
-    stopped.
+    """Own servers (start, wait_ready, ..., close) or others, of servers.urls or servers.announced, which are neither
+    started nor stopped.
 
     A server takes part only while it has confirmed the weight version of the pool. Everything async belongs
     to one event loop; requests are made inside `kept`.
@@ -43,30 +45,44 @@ class ServerPool:
         self._expected = 0
         self._failed_tries = 0
         self._out_of_memory = 0
+        self._measured_from = time.monotonic()
         if config.servers.urls:
             self.members = [Member(Client(url, model)) for url in config.servers.urls]
+        elif config.servers.announced:
+            self.members = []  # known once they answered the roll call
         else:
             ports = local.choose_ports(config.servers.port, config.servers.count)
             self.members = [self._own(config, i, port) for i, port in enumerate(ports)]
+        self._config = config.servers
+        self._roll_call = RollCall(Path(config.run.dir)) if config.servers.announced else None
         self._keeper = Keeper(self.members, config.servers, model)
 
     def _own(self, config: Config, index: int, port: int) -> Member:
         url = f"http://{local.HOST}:{port}"
         log_file = Path(config.run.dir) / "logs" / f"server-{index}.log"
         process = local.LocalServer(local.command(config, index, port), url, log_file)
-        return Member(Client(url, self._model), process)
+        return Member(Client(url, self._model), process, log_file)
 
     def start(self) -> None:
-        """Starts the own servers and returns at once. Call it from the main thread: they die with it."""
+        """Starts the own servers, or calls for those of others, and returns at once.
+
+        Call it from the main thread: the own servers die with it.
+        """
+        if self._roll_call is not None:
+            self._roll_call.call()
         self._keeper.start()
 
     async def wait_ready(self) -> None:
         """Until every server serves weight version 0, which is model.path as it is, or is given up.
 
-        A server given by URL may hold anything, so it loads model.path first. Raises UserError when none is left,
-        or when an own server ends by itself at its first start.
+        A server of another process may hold anything, so it loads model.path first. Raises UserError when none is left,
+        when one that is to announce itself does not, or when an own server ends by itself at its first start.
         """
+        if self._roll_call is not None:
+            present = await self._roll_call.answers(self._config.announced, self._config.start_timeout_s)
+            self.members += [Member(Client(p.url, self._model), log=Path(p.log)) for p in present]
         await self._keeper.wait_ready()
+        self._measured_from = time.monotonic()
 
     async def update_weights(self, path: Path, version: int) -> None:
         """Loads an HF directory into every server. The pool's version becomes `version`.
@@ -74,6 +90,11 @@ class ServerPool:
         A server that does not confirm gets no work before it does. Raises UserError when none is left.
         """
         await self._keeper.update(path, version)
+
+    @property
+    def version(self) -> int:
+        """The weight version that servers must hold to get work."""
+        return self._keeper.version
 
     def serving(self) -> List[Member]:
         """The servers that may get work: alive, with the current weights confirmed."""
@@ -157,11 +178,10 @@ class ServerPool:
     ) -> Generation:
         """One try. Raises RequestError and RequestRejected; a fault of the server counts against it."""
         cost = len(input_ids) + max_new_tokens
-        member.outstanding += cost
-        member.dispatched += cost
+        member.begin(cost)
         if group is not None:
             member.held[group] = input_ids
-        version = self._keeper.version
+        version = self.version
         call = asyncio.ensure_future(
             member.client.generate(input_ids, sampling, max_new_tokens, timeout_s=self._request_timeout_s, cut=cut)
         )
@@ -181,7 +201,7 @@ class ServerPool:
         finally:
             call.cancel()
             member.calls.discard(call)
-            member.outstanding -= cost
+            member.end(cost)
         member.strikes = 0
         self._out_of_memory += generation.out_of_memory
         self._check_versions(member, generation, version)
@@ -189,7 +209,7 @@ class ServerPool:
 
     def _check_versions(self, member: Member, generation: Generation, asked: int) -> None:
         """Raises RequestError if tokens are not of the weights it confirmed: somebody else started it anew."""
-        strange = {v for v in generation.versions if not asked <= v <= self._keeper.version}
+        strange = {v for v in generation.versions if not asked <= v <= self.version}
         if strange:
             fault = f"made tokens by weight version {sorted(strange)}, not {asked}"
             if member.version == asked:
@@ -199,7 +219,10 @@ class ServerPool:
     def metrics(self) -> Dict[str, float]:
         """Of monitor.metrics, since the last call."""
         dispatched = [member.dispatched for member in self.members]
+        now = time.monotonic()
+        busy = sum(member.take_busy_s() for member in self.members)
         metrics = {
+            "servers/idle_share": 1 - busy / (len(self.members) * max(now - self._measured_from, 1e-9)),
             "servers/serving": len(self.serving()),
             "servers/missing": len(self.members) - len(self.serving()),
             "servers/restarts": self._keeper.restarts,
@@ -208,6 +231,7 @@ class ServerPool:
         }
         if any(dispatched):
             metrics["servers/imbalance"] = max(dispatched) * len(dispatched) / sum(dispatched)
+        self._measured_from = now
         self._keeper.restarts = self._failed_tries = self._out_of_memory = 0
         return metrics
 

@@ -163,6 +163,14 @@ def test_a_verifier_failure_is_failed_not_wrong():
     assert stats.verifier_failures == 1
 
 
+def test_what_servers_compute_again_is_counted():
+    one = sample()
+    assert collect(ScriptedPool(), [one], step=1).reprefilled_tokens == 0
+    assert collect(ScriptedPool(), [one], step=2).reprefilled_tokens == len(PROMPT) + 16
+    cut_short = collect(ScriptedPool([("abort", 0.5)]), [sample()], step=1)
+    assert cut_short.reprefilled_tokens == len(PROMPT) + 8  # asked again with what there was
+
+
 def test_verification_does_not_wait_for_the_last_decode():
     """The second sample decodes only once the first one's verification has begun."""
     begun = asyncio.Event()

@@ -75,6 +75,27 @@ def test_work_goes_where_the_fewest_tokens_are_outstanding(model, tmp_path):
     assert during == [len(PROMPT) + 200, 0] and after == [0, 0]
 
 
+def test_idle_is_the_time_without_a_request(model, tmp_path):
+    """One of two servers works for half of the time: three quarters are idle."""
+
+    async def work(pool, fakes):
+        fakes[0].faults = [hang(0.5)]
+        pool.metrics()
+        await pool.generate(PROMPT, SAMPLING, 8)
+        await asyncio.sleep(0.5)
+        half = pool.metrics()["servers/idle_share"]
+        fakes[0].faults, fakes[1].faults = [hang(0.3)], [hang(0.3)]
+        asking = asyncio.create_task(many(pool, 2))
+        await asyncio.sleep(0.2)
+        none = pool.metrics()["servers/idle_share"]  # in the middle of the requests
+        await asking
+        return half, none
+
+    half, none = run_pool(model, tmp_path, work, servers=2)
+    assert half == pytest.approx(0.75, abs=0.1)
+    assert none < 0.2
+
+
 def members_of(groups, size, prompt=40):
     """(prompt, group) of every member, in the order in which a step asks for them."""
     return [([group + 1] * prompt, group) for group in range(groups) for _ in range(size)]

@@ -1,14 +1,8 @@
-"""`ulorl train` as people run it: real Megatron-Core on two ranks, a real SGLang server, real kills."""
+"""`ulorl train` as people run it: real Megatron-Core on two ranks, a real SGLang server."""
 
-import os
-import signal
-import subprocess
-import time
-
-import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.servers.support import command, records, train
+from tests.servers.support import records, train
 from ulorl_megatron.rollout.sample import Status
 from ulorl_megatron.rollout.store import PoolStore
 
@@ -54,40 +48,6 @@ def test_a_run_from_start_to_summary(task, tmp_path):
     )
     assert code == 0, errors
     assert (run / "metrics.jsonl").read_text() == before
-
-
-def test_killed_at_any_moment_it_goes_on_from_the_last_finished_step(task, tmp_path):
-    run = tmp_path / "run"
-    process = subprocess.Popen(command(task, run), stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith("step    2/5"):
-            break
-    time.sleep(0.7)  # somewhere in step 3
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 5  # two ranks, the server and its parts
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert psutil.wait_procs(family, timeout=15)[1] == []
-
-    pools = PoolStore(run / "pools.sqlite")
-    trained_before = pools.trained()
-    pools.close()
-    last = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
-    assert last >= 1
-
-    code, output, errors = train(task, run)
-    assert code == 0, errors
-    assert f"after step {last}" in output
-    assert [r["step"] for r in records(run)] == [1, 2, 3, 4, 5]
-    pools = PoolStore(run / "pools.sqlite")
-    trained = pools.trained()
-    # What trained up to the checkpoint stays as it was, and nothing trained twice (a sample has one training step).
-    assert {i: s for i, s in trained.items() if s <= last} == {
-        i: s for i, s in trained_before.items() if s <= last
-    }
-    assert pools.check_conservation()[Status.trained] == sum(r["train/samples"] for r in records(run))
-    pools.close()
 
 
 def test_engines_that_disagree_stop_the_run(task, tmp_path):

@@ -25,8 +25,8 @@ Keep = Callable[[Sample], None]
 
 @dataclass
 class RolloutStats:
-    """One call of collect. Counts are of samples, except tokens (decoded), cached_tokens and input_tokens
-    (sent).
+    """One call of collect. Counts are of samples, except tokens (decoded), input_tokens (sent),
+    cached_tokens (of these) and reprefilled_tokens (sent again for samples that had tokens, and not cached).
 
     recalled: samples that had their segment already, from before a kill. failed_requests: samples whose request
     failed on every try; they keep what they have and go on next step. aborts: answers cut short by the server,
@@ -44,6 +44,7 @@ class RolloutStats:
     tokens: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
+    reprefilled_tokens: int = 0
     decode_s: float = 0.0
     verify_s: float = 0.0
 
@@ -117,7 +118,7 @@ class SegmentRollout:
     ) -> None:
         input_ids = sample.prompt_tokens + sample.tokens
         budget = self._budget(sample.length)
-        grown = await self._decode(input_ids, self._sampling, budget, sample.group_id, stats, cut)
+        grown = await self._decode(input_ids, sample.length, self._sampling, budget, sample.group_id, stats, cut)
         stats.decode_s = time.perf_counter() - begin
         if not grown.tokens:
             if not _is_set(cut):
@@ -145,6 +146,7 @@ class SegmentRollout:
     async def _decode(
         self,
         input_ids: List[int],
+        so_far: int,
         sampling: Sampling,
         budget: int,
         group: int,
@@ -152,6 +154,8 @@ class SegmentRollout:
         cut: Optional[asyncio.Event] = None,
     ) -> Generation:
         """`budget` tokens, or fewer with EOS, or what there is when the requests failed (finish: aborted).
+
+        so_far: how many of the input ids are the response's.
 
         An answer cut short by the server keeps its tokens and the rest is asked again (sglang#11673, #19881), unless
         `cut` is set.
@@ -167,6 +171,8 @@ class SegmentRollout:
                 break
             stats.input_tokens += len(input_ids) + len(tokens)
             stats.cached_tokens += part.cached_tokens
+            if so_far or tokens:
+                stats.reprefilled_tokens += len(input_ids) + len(tokens) - part.cached_tokens
             stats.tokens += len(part.tokens)
             tokens += part.tokens
             log_probs += part.log_probs
@@ -194,18 +200,24 @@ class SegmentRollout:
         self._servers.expect(n * sum(len(prompt) + self._segment_length for prompt in prompts))
         async with self._servers.kept(), task_group() as tasks:
             running = [
-                [tasks.create_task(self._to_end(prompt, group, sampling, stats)) for _ in range(n)]
+                [tasks.create_task(self.respond(prompt, group, sampling, stats)) for _ in range(n)]
                 for group, prompt in enumerate(prompts)
             ]
         return [[task.result() for task in group] for group in running]
 
-    async def _to_end(self, prompt: List[int], group: int, sampling: Sampling, stats: RolloutStats) -> Generation:
+    async def respond(
+        self, prompt: List[int], group: int, sampling: Sampling, stats: Optional[RolloutStats] = None
+    ) -> Generation:
+        """One whole response, as of sample_to_end; inside the server pool's `kept`. stats: what is to count it."""
+        stats = stats or RolloutStats()
         tokens: List[int] = []
         log_probs: List[float] = []
         versions: List[int] = []
         finish = Finish.length
         while finish is Finish.length and len(tokens) < self._global_max_length:
-            part = await self._decode(prompt + tokens, sampling, self._budget(len(tokens)), group, stats)
+            part = await self._decode(
+                prompt + tokens, len(tokens), sampling, self._budget(len(tokens)), group, stats
+            )
             tokens, log_probs, versions = (
                 tokens + part.tokens,
                 log_probs + part.log_probs,

@@ -176,7 +176,7 @@ class Generation:
         counts = self._pools.commit(step)
         self._metrics |= {f"pools/{status.value}": count for status, count in counts.items()}
         self._metrics |= self._servers.metrics()
-        reward = self._store.mean_reward(issued_in=step - self._config.rollout.segment_count + 1)
+        reward = self._store.mean_reward()
         return self._metrics if reward is None else self._metrics | {"reward/issued": reward}
 
     def exhibits(self) -> Exhibits:

@@ -241,6 +241,20 @@ def test_a_lost_sample_breaks_the_law_and_nothing_is_written(path):  # slime#223
     assert store.last_step == 0 and store.load() == []
 
 
+def test_the_reward_of_what_was_issued_waits_for_the_last_of_it(path):
+    store = PoolStore(path)
+    assert store.mean_reward() is None
+    a, b = grow(sample(0), 1, finished=True), grow(sample(1), 1)
+    store.commit(1, 2, [a, b])
+    assert store.mean_reward() is None, "b is unfinished, and may as well be wrong"
+    c = grow(sample(2, step=2), 2, finished=True)
+    store.commit(2, 1, [b, c])
+    assert store.mean_reward() is None, "c is of a later step than b, and short ones come first"
+    settle(b, 3, Status.failed)
+    store.commit(3, 0, [b])
+    assert store.mean_reward() == 1.0  # of c; of b there is none
+
+
 def test_a_complete_sample_without_reward_breaks_the_law(path):
     store = PoolStore(path)
     one = grow(sample(0), 1, finished=True)

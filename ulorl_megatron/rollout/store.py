@@ -327,9 +327,15 @@ class PoolStore:
         rows = self._db.execute("SELECT id, settled_step FROM samples WHERE settled = 'trained'")
         return dict(rows.fetchall())
 
-    def mean_reward(self, issued_in: int) -> Optional[float]:
-        """Mean reward of the complete samples issued in one step; None if there are none."""
-        return self._db.one("SELECT avg(reward) FROM samples WHERE created_step = ?", (issued_in,))
+    def mean_reward(self) -> Optional[float]:
+        """Mean reward of the samples issued in the newest step of which none is unfinished, nor of any before it.
+
+        None while there is no such step.
+        """
+        unfinished = "completed_step IS NULL AND settled_step IS NULL"
+        oldest = self._db.one(f"SELECT min(created_step) FROM samples WHERE {unfinished}")
+        newest = "SELECT max(created_step) FROM samples WHERE ?1 IS NULL OR created_step < ?1"
+        return self._db.one(f"SELECT avg(reward) FROM samples WHERE created_step = ({newest})", (oldest,))
 
 
 def _segment_of(step: int, sample: Sample) -> Optional[Segment]:

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ulorl_megatron.config.schema import Config
+from ulorl_megatron.config.schema import Config, RolloutConfig, Stop
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.simulate.lengths import Lengths, LogNormal, Observed
 from ulorl_megatron.simulate.options import PROMPT_TOKENS
@@ -16,6 +16,7 @@ from ulorl_megatron.simulate.server import ServerModel
 from ulorl_megatron.simulate.simulation import Outcome, Workload, choose, simulate
 
 GRAIN = 512  # real tokens in a simulated one, where the segments are long enough
+
 
 def run(config: Config, arguments: argparse.Namespace) -> int:
     """Prints the comparison and what it would choose. Raises UserError for what cannot be simulated."""
@@ -37,7 +38,7 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
             raise UserError(f"--segments: {segments} does not divide {config.rollout.global_max_length} tokens")
         counted = replace(config, rollout=replace(config.rollout, segment_count=segments))
         outcomes.append(simulate(counted, arguments.servers, server, work, arguments.steps, grain(counted)))
-    _print(outcomes, choose(outcomes, arguments.max_age), arguments.servers)
+    _print(outcomes, choose(outcomes, arguments.max_age), f"{arguments.servers} servers, {_rule(config.rollout)}")
     return 0
 
 
@@ -59,8 +60,15 @@ def _counts(text: str) -> List[int]:
     return counts
 
 
-def _print(outcomes: List[Outcome], best: Outcome, servers: int) -> None:
-    table = Table(title=f"a step on {servers} servers, simulated", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def _rule(rollout: RolloutConfig) -> str:
+    stop = f"stop {rollout.stop.value}"
+    if rollout.stop is Stop.enough:
+        stop += f" ({rollout.enough_samples} samples)"
+    return stop + (", overlap" if rollout.overlap else "")
+
+
+def _print(outcomes: List[Outcome], best: Outcome, setting: str) -> None:
+    table = Table(title=f"a step on {setting}, simulated", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("segments", "step s", "rollout", "train", "samples", "s each", "idle", "age", "prefill"):
         table.add_column(column, justify="right")
     for o in outcomes:

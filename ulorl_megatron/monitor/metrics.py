@@ -6,7 +6,7 @@ from ulorl_megatron.algorithm.staleness import AGES
 
 METRICS: Dict[str, str] = {
     "reward/complete": "mean reward of the samples completed in this step; truncated ones count 0",
-    "reward/issued": "mean reward of the samples issued in the newest step of which none is unfinished, nor of any before; "
+    "reward/issued": "mean reward of samples issued in the newest step of which none is unfinished, nor of any before: "
     "reward/complete leans to short answers while the pools fill, this one never does",
     "reward/mean": "mean reward of the samples trained in this step, all of groups with contrast",
     "reward/penalty": "mean that the lengths of these samples add to their rewards (experience.overlong soft)",

@@ -151,7 +151,7 @@ class JudgeClient:
             async with self._session.request(method, url, json=body) as response:
                 status, text = response.status, await response.text()
         except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
-            raise _Trouble(f"{url}: {error!r}") from error
+            raise _Trouble(f"{url}: {str(error) or type(error).__name__}") from error
         if status >= 500 or status in (408, 429):
             raise _Trouble(f"{url}: HTTP {status}: {text[:_TEXT_SHOWN]}")
         if status in (400, 413, 422):

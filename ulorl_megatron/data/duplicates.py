@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Optional, Tuple
 
@@ -21,7 +22,7 @@ from ulorl_megatron.errors import UserError
 _SETTING = re.compile(r"\\(?:displaystyle|textstyle|left|right|limits|quad|qquad|[ ;,!])|[$~]")
 _WORDS = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[^\w\s]")
 _PERMUTATIONS = 128
-_SHINGLE = 3  # words in a row
+_RUN = 3  # words in a row
 # MinHash only estimates, so candidates are looked for this far below the threshold; the exact value decides.
 _MARGIN = 0.15
 
@@ -33,13 +34,27 @@ def words(text: str) -> List[str]:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """origin, answer: of the row. numbers: that its question holds. shingles: hashes, sorted; of near ones only."""
+class _Sketch:
+    """origin, answer: of the row. numbers: that its question holds. runs: hashes of its runs of words, sorted."""
 
     origin: str
     answer: str
     numbers: Counter
-    shingles: np.ndarray
+    runs: np.ndarray
+
+    @classmethod
+    def of(cls, row: Row) -> "_Sketch":
+        found = words(text_of(row))
+        runs = {" ".join(found[i : i + _RUN]) for i in range(max(1, len(found) - _RUN + 1))}
+        hashes = np.array(sorted({xxhash.xxh32_intdigest(run.encode()) for run in runs}), dtype=np.uint32)
+        numbers = Counter(word for word in found if word[0].isdigit())
+        return cls(row.get("origin", ""), bare(row["answer"]), numbers, hashes)
+
+    @cached_property
+    def minhash(self) -> MinHash:
+        sketch = MinHash(_PERMUTATIONS, hashfunc=int)  # hashed already
+        sketch.update_batch(self.runs)
+        return sketch
 
 
 class Similar:
@@ -52,33 +67,22 @@ class Similar:
     def __init__(self, threshold: float):
         self._threshold = threshold
         self._index = MinHashLSH(threshold=max(threshold - _MARGIN, 0.05), num_perm=_PERMUTATIONS)
-        self._known: Dict[int, _Known] = {}
+        self._seen: List[_Sketch] = []
 
-    def add(self, row: Row) -> None:
-        known, sketch = self._sketch(row)
-        number = len(self._known)
-        self._known[number] = known
-        self._index.insert(number, sketch, check_duplication=False)
-
-    def find(self, row: Row) -> Optional[Tuple[_Known, float]]:
-        """The first one seen that is alike, and how much."""
-        known, sketch = self._sketch(row)
-        for number in sorted(self._index.query(sketch)):
-            other = self._known[number]
-            if other.numbers == known.numbers:
-                share = _jaccard(known.shingles, other.shingles)
+    def find(self, row: Row, *, add: bool = False) -> Optional[Tuple[_Sketch, float]]:
+        """The first one seen that is alike, and how much. add: if there is none, the row is one seen from now on."""
+        sketch = _Sketch.of(row)
+        for number in sorted(self._index.query(sketch.minhash)):
+            other = self._seen[number]
+            if other.numbers == sketch.numbers:
+                share = _jaccard(sketch.runs, other.runs)
                 if share >= self._threshold:
                     return other, share
+        if add:
+            self._index.insert(len(self._seen), sketch.minhash, check_duplication=False)
+            del sketch.__dict__["minhash"]  # the index has what it needs of it
+            self._seen.append(sketch)
         return None
-
-    def _sketch(self, row: Row) -> Tuple[_Known, MinHash]:
-        found = words(text_of(row))
-        runs = {" ".join(found[i : i + _SHINGLE]) for i in range(max(1, len(found) - _SHINGLE + 1))}
-        shingles = np.array(sorted(xxhash.xxh32_intdigest(run.encode()) for run in runs), dtype=np.uint32)
-        sketch = MinHash(_PERMUTATIONS, hashfunc=int)  # hashed already
-        sketch.update_batch(shingles)
-        numbers = Counter(word for word in found if word[0].isdigit())
-        return _Known(row.get("origin", ""), bare(row["answer"]), numbers, shingles), sketch
 
 
 @dataclass
@@ -108,12 +112,11 @@ class NearDuplicates(Step):
     def run(self, rows: Iterable[Row], work: Workspace) -> Iterator[Tuple[Row, Outcome]]:
         seen = Similar(self.threshold)
         for row in rows:
-            found = seen.find(row)
+            found = seen.find(row, add=True)
             if found:
                 other, share = found
                 yield row, _duplicate("near duplicate", row, other.origin, other.answer, f", {share:.0%} alike")
             else:
-                seen.add(row)
                 yield row, row
 
 
@@ -147,7 +150,7 @@ class Overlap(Step):
         for item in self.sets:
             for _, problem in read_layout(Path(item.path), item.layout):
                 if not isinstance(problem, Dropped):
-                    held_out.add(problem)
+                    held_out.find(problem, add=True)
         for row in rows:
             found = held_out.find(row)
             yield row, Dropped("in an evaluation set", f"{found[0].origin}, {found[1]:.0%} alike") if found else row

@@ -45,13 +45,12 @@ def examine(config: Config, checkpoints: List[Checkpoint], out: Path, *, force: 
             for name in sets
         }
         unfinished = [c for c in checkpoints if any(_missing(config, journals[c.label, n], sets[n]) for n in sets)]
+        folders = [hf_folder(checkpoint, out / "weights") for checkpoint in unfinished]
         if unfinished:
             sampler = opened.enter_context(Sampler(config, out))
-            for checkpoint in unfinished:
-                if checkpoint.path.resolve() != Path(config.model.path).resolve():
-                    sampler.load(hf_folder(checkpoint, out / "weights"))
-                elif checkpoint is not unfinished[0]:
-                    sampler.load(checkpoint.path)
+            for checkpoint, folder in zip(unfinished, folders, strict=True):
+                if checkpoint is not unfinished[0] or folder.resolve() != Path(config.model.path).resolve():
+                    sampler.load(folder)
                 for name, problems in sets.items():
                     journal = journals[checkpoint.label, name]
                     progress = _Progress(f"{checkpoint.label} {name}", _missing(config, journal, problems))

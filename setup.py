@@ -29,9 +29,11 @@ setup(
         "xxhash>=4.0",
     ],
     extras_require={
-        # On a machine with CUDA plain pip resolves these; without it, see requirements/README.md.
+        # On a machine with CUDA plain pip resolves these; without it, see requirements/README.md. The whole GPU stack,
+        # in the order in which it installs: slurm/containers.
         "engines": ["megatron-core==0.19.2", "sglang==0.5.23"],
-        "te": ["transformer-engine[pytorch]"],
+        "te": ["transformer-engine[core-cu13,pytorch]==2.18.0"],
+        "flash": ["flash-attn==2.8.3"],
         "test": ["hypothesis==6.170.17", "pytest==9.2.0", "pytest-timeout==2.4.0", "ruff==0.17.6"],
     },
     entry_points={

@@ -81,7 +81,7 @@ def test_the_life_of_a_het_job(cluster, submit, tmp_path):
     os.killpg(server.pid, signal.SIGKILL)
     killed_at = len(job.output())
     job.wait_for("started again (1)")
-    wait_until(lambda: "step " in job.output()[killed_at:].partition("is ready")[2], 120, "a step after that", job.output)
+    wait_until(lambda: re.search(r"is ready[^$]*\nstep ", job.output()[killed_at:]), 240, "a step", job.output)
 
     cluster.run("scontrol", "update", "nodename=n1", "state=down", "reason=test")
     wait_until(lambda: job.info()["Restarts"] == "2", 60, "Slurm to queue it again", job.output)

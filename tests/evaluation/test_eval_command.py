@@ -162,7 +162,7 @@ def test_faults_before_any_server(config, capsys, arguments, words):
 
 def test_unjudged_attempts_count_apart():
     def attempt(reward):
-        return Attempt("p", 10, True, reward, "rule" if reward is not None else "unknown", "1", "")
+        return Attempt("p", 10, True, reward, "rule" if reward is not None else "unknown", "1")
 
     found = results([[attempt(1.0), attempt(None)], [attempt(0.0), attempt(0.0)], [attempt(None), attempt(None)]])
     assert found.scores == [1.0, 0.0, None] and found.accuracy.value == 0.5 and found.unjudged == 0.5

@@ -4,15 +4,16 @@ import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import DefaultDict, Dict, List, Optional
+from typing import DefaultDict, List, Optional
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One response. problem: key of what it answers. tokens: of the response. finished: it ended by EOS, or was cut.
+    """What came of one response; its text is in the file only, since thousands of long ones would fill the memory.
 
-    reward: 1 right, 0 wrong or cut; None: the judge could not tell. by: what the verdict rests on (verifier.By), or
-    "truncated", "unknown", "failed". answer: the reference it was judged by.
+    problem: key of what it answers. tokens: of the response. finished: it ended by EOS, or was cut. reward: 1 right,
+    0 wrong or cut; None: the judge could not tell. by: what the verdict rests on (verifier.By), or "truncated",
+    "unknown", "failed". answer: the reference it was judged by.
     """
 
     problem: str
@@ -21,7 +22,6 @@ class Attempt:
     reward: Optional[float]
     by: str
     answer: str
-    response: str
 
 
 class Journal:
@@ -29,16 +29,17 @@ class Journal:
 
     def __init__(self, path: Path):
         self._attempts: DefaultDict[str, List[Attempt]] = defaultdict(list)
-        if path.exists():
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):  # the last line was cut by a kill
-                with path.open("r+b") as file:
-                    file.truncate(len(whole))
-            for line in whole.splitlines():
-                attempt = Attempt(**json.loads(line))
-                self._attempts[attempt.problem].append(attempt)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        end = 0
+        for line in self._file:
+            if not line.endswith(b"\n"):  # cut by a kill
+                break
+            end += len(line)
+            fields = json.loads(line)
+            del fields["response"]
+            self._keep(Attempt(**fields))
+        self._file.truncate(end)
 
     def __enter__(self) -> "Journal":
         return self
@@ -46,14 +47,14 @@ class Journal:
     def __exit__(self, *exception) -> None:
         self._file.close()
 
-    def add(self, attempt: Attempt) -> None:
-        self._attempts[attempt.problem].append(attempt)
-        self._file.write(json.dumps(asdict(attempt), ensure_ascii=False) + "\n")
+    def add(self, attempt: Attempt, response: str) -> None:
+        self._keep(attempt)
+        self._file.write(json.dumps(asdict(attempt) | {"response": response}, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
 
     def of(self, problem: str) -> List[Attempt]:
         """In the order they were judged."""
         return self._attempts[problem]
 
-    def counts(self) -> Dict[str, int]:
-        return {problem: len(attempts) for problem, attempts in self._attempts.items()}
+    def _keep(self, attempt: Attempt) -> None:
+        self._attempts[attempt.problem].append(attempt)

@@ -107,10 +107,9 @@ class Sampler:
         if question.rstrip().endswith(THINKING):  # opened by the template; see verifier.answer
             text = THINKING + text
         reward, by = await self._judge(problem, question, response, text)
-        attempt = Attempt(
-            problem.key, len(response.tokens), response.finish is Finish.eos, reward, by, problem.answer, text
-        )
-        journal.add(attempt)
+        finished = response.finish is Finish.eos
+        attempt = Attempt(problem.key, len(response.tokens), finished, reward, by, problem.answer)
+        journal.add(attempt, text)
         done(attempt)
 
     async def _judge(

@@ -1,5 +1,6 @@
 """What `--checkpoint` may be, and the HF folder that servers load of it."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def hf_folder(checkpoint: Checkpoint, converted: Path) -> Path:
         source = open_checkpoint(checkpoint.path, None)
         assert isinstance(source, TorchDistSource)
         with ConversionProgress(checkpoint.label) as progress:
-            megatron_to_hf(source, out, Options(force=True), progress)
+            megatron_to_hf(source, out, Options(workers=len(os.sched_getaffinity(0)), force=True), progress)
     return out
 
 

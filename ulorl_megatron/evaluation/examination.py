@@ -15,11 +15,12 @@ from transformers import AutoTokenizer
 
 from checkpoint_tools.publish import write_json
 from ulorl_megatron.attempts import Attempt, Journal, Problem, Sampler
-from ulorl_megatron.config.schema import Config
+from ulorl_megatron.config.schema import Config, VerifierKind
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.evaluation.checkpoints import Checkpoint, hf_folder
 from ulorl_megatron.evaluation.results import Results, results
 from ulorl_megatron.evaluation.sets import read_sets
+from ulorl_megatron.monitor.run_directory import CHANGEABLE
 from ulorl_megatron.rollout.client import Sampling
 from ulorl_megatron.rollout.tasks import task_group
 
@@ -93,18 +94,18 @@ def _results(label: str, name: str, groups: List[List[Attempt]]) -> Results:
 
 def _settings(config: Config, checkpoint: Checkpoint) -> Dict[str, Any]:
     """What the attempts of a checkpoint depend on, besides the problems, which have keys of their own."""
-    whole = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    sampling = {key: whole["evaluation"][key] for key in ("temperature", "top_p", "top_k")}
-    judge = {k: v for k, v in whole["verifier"].items() if k not in ("workers", "timeout_s", "retries")}
-    model = {key: value for key, value in whole["model"].items() if key != "path"}
-    length = whole["rollout"]["global_max_length"]
-    return {
-        "checkpoint": checkpoint.stamp(),
-        **{f"evaluation.{key}": value for key, value in sampling.items()},
-        **{f"verifier.{key}": value for key, value in judge.items()},
-        **{f"model.{key}": value for key, value in model.items()},
-        "rollout.global_max_length": length,
-    }
+    settings: Dict[str, Any] = {}
+    for section in ("model", "verifier"):
+        whole = OmegaConf.to_container(OmegaConf.structured(config)[section], enum_to_str=True)
+        settings |= {f"{section}.{key}": value for key, value in whole.items() if not isinstance(value, dict)}
+    if config.verifier.kind is not VerifierKind.rule:
+        judge = OmegaConf.to_container(OmegaConf.structured(config).verifier.judge)
+        settings |= {f"verifier.judge.{key}": value for key, value in judge.items()}
+    # The model's path is in the checkpoint's place; how fast and where it is judged makes no difference.
+    kept = {k: v for k, v in settings.items() if k != "model.path" and not k.startswith(CHANGEABLE)}
+    sampling = {f"evaluation.{key}": getattr(config.evaluation, key) for key in ("temperature", "top_p", "top_k")}
+    length = {"rollout.global_max_length": config.rollout.global_max_length}
+    return {"checkpoint": checkpoint.stamp()} | sampling | length | kept
 
 
 def _bind(folder: Path, settings: Dict[str, Any], force: bool) -> None:

@@ -69,13 +69,15 @@ def test_the_question_is_text_to_the_model_and_is_asked_once(tmp_path):
         asked = len(set(model.asked))
         assert asked >= 6
 
-        journal = tmp_path / "out" / "answers" / "01-question_form.jsonl"
+        journal = tmp_path / "out" / "answers" / "question_form.jsonl"
         partial = tmp_path / "again.partial" / "answers" / journal.name
         partial.parent.mkdir(parents=True)
         partial.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:4]) + b'{"key": "cut by a k')
         model.asked.clear()
         command = ["data", "step", "question_form", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "again")]
         assert main([*command, *settings]) == 0
+        assert len(model.asked) == 2
+        assert main([*command, *settings, "--force", "rules=false"]) == 0  # other settings, the same questions
         assert len(model.asked) == 2
     same = [(tmp_path / name / "data.jsonl").read_bytes() for name in ("out", "again")]
     assert same[0] == same[1]

@@ -28,6 +28,10 @@ LINES = "How many sides has a hexagon?\nA. 5\nB. 6\nC. 7\nD. none of these"
         ("True or false: every square is a rectangle.", "True", Form.truth),
         ("Is 91 a prime number?", "no", Form.truth),
         ("Is it true that $0.9 < 1$? Answer yes or no.", "Yes", Form.truth),
+        ("What is the largest number of pieces possible?", "16", Form.short),
+        ("Is there a cube below 10 but above 5? Find it.", "8", Form.short),
+        ("A knight starts in a corner. Can it visit all squares once?", "Yes, by a tour", Form.truth),
+        ("Which of the following numbers is prime?", "7", Form.choice),  # the options are lost
         ("What is the probability that the answer is even?", "\\frac{1}{2}", Form.short),
     ],
 )

@@ -56,6 +56,8 @@ def clean(pipeline: Pipeline, *, force: bool = False) -> List[Record]:
     out = pipeline.out
     _check_replaceable(out, force)
     with _locked(out.with_name(out.name + ".partial")) as work:
+        if (out / "answers").is_dir():  # the result that is to be replaced: no model is asked again
+            shutil.copytree(out / "answers", work / "answers", dirs_exist_ok=True)
         records = _run(pipeline, work)
         if not records[-1].kept:
             raise UserError(f"no row is left; {work}/*.dropped.jsonl say why")
@@ -100,7 +102,7 @@ def _run(pipeline: Pipeline, work: Path) -> List[Record]:
             if step is None:
                 rows = (pair for item in pipeline.inputs for pair in read_layout(Path(item.path), item.layout))
             else:
-                rows = step.run((row for _, row in read_rows(before)), Workspace(work, label))
+                rows = step.run((row for _, row in read_rows(before)), Workspace(work, name))
             total = records[-1].kept if records else None
             record = _step(work, label, rows, total, Record(name, fingerprint, settings, hashes, 0, 0, 0, {}, {}))
         print(_line(record), flush=True)

@@ -90,11 +90,14 @@ def line(row: Any) -> str:
 def written(path: Path) -> Iterator[IO[str]]:
     """A text file to write, that gets its name once it is complete."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     fsync_directory(path.parent)
 
 

@@ -10,18 +10,21 @@ _ASKS = re.compile(
     r"|simplify|factori[sz]e)\b",
     re.IGNORECASE,
 )
-_ASKS_A_VALUE = re.compile(
-    r"\?|\b(?:find|determine|compute|calculate|evaluate|what|how (?:many|much|long|far|old)|express|solve|simplify)\b",
-    re.IGNORECASE,
+_WANTS = (
+    r"\b(?:find|determine|compute|calculate|evaluate|what|how (?:many|much|long|far|old)|express|solve|simplify)\b"
 )
+_WANTS_A_VALUE = re.compile(_WANTS, re.IGNORECASE)
+_ASKS_A_VALUE = re.compile(rf"\?|{_WANTS}", re.IGNORECASE)
 _PROOF = re.compile(
     r"(?:^|[.!?;:,$\n]|\b(?:and|then|to|also|please))\s*(?:prove|disprove|demonstrate|show|verify)\b(?!\s+your\s+work)",
     re.IGNORECASE,
 )
-_TRUE_OR_FALSE = re.compile(
-    r"\btrue or false\b|\byes or no\b|\b(?:is|are)\b[^.?]{0,200}\b(?:true|correct|possible)\?|"
-    r"\b(?:answer|respond)\b[^.?]{0,40}\b(?:yes|true)\b",
-    re.IGNORECASE,
+_TRUE_OR_FALSE = re.compile(r"\btrue or false\b|\byes or no\b", re.IGNORECASE)
+_YES_OR_NO = re.compile(
+    r"(?:^|[.!?:;\n])[ \t]*(?:is|are|does|do|can|could|must|will|has|have)\b[^.?!]{0,300}\?", re.IGNORECASE
+)
+_OPTIONS_MISSING = re.compile(
+    r"\bwhich (?:one |ones )?of the following\b|\bthe correct (?:option|choice)\b", re.IGNORECASE
 )
 _TRUTH_VALUES = {"true", "false", "yes", "no", "correct", "incorrect"}
 
@@ -71,10 +74,16 @@ class Choices:
 
 
 def form(question: str, answer: str) -> Form:
-    """What a question with this reference is. A proof that also asks for a value counts as short."""
-    if choices(question) is not None:
+    """What a question with this reference is. A proof or a yes-or-no question that also asks for a value is short.
+
+    One of options that are not there ("which of the following") counts as multiple choice.
+    """
+    if choices(question) is not None or _OPTIONS_MISSING.search(question):
         return Form.choice
+    wants_a_value = _WANTS_A_VALUE.search(question)
     if bare(answer).lower() in _TRUTH_VALUES or _TRUE_OR_FALSE.search(question):
+        return Form.truth
+    if _YES_OR_NO.search(question) and not wants_a_value:
         return Form.truth
     if _PROOF.search(question) and not _ASKS_A_VALUE.search(question):
         return Form.proof

@@ -16,13 +16,13 @@ __all__ = ["Dropped", "Outcome", "Row", "RowStep", "Step", "Workspace", "in_flig
 @dataclass(frozen=True)
 class Workspace:
     """Where a step may keep what it must not do twice: `folder` stays until the pipeline is done, and its
-    answers/ goes with the result. name: of this step, unique in the pipeline."""
+    answers/ goes with the result. name: of the step; what steps of the same name keep must not clash."""
 
     folder: Path
     name: str
 
     def journal(self, bound: str = "") -> Path:
-        """The file of answers that models gave this step. bound: what they depend on, if they do not say it."""
+        """The file of what models answered to steps of this name. bound: what the answers depend on besides."""
         folder = self.folder / "answers"
         folder.mkdir(exist_ok=True)
         return folder / (f"{self.name}-{bound}.jsonl" if bound else f"{self.name}.jsonl")

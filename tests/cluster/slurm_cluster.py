@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, List
 
+from ulorl_megatron.launch.process import die_with_parent
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 GPUS = 8
@@ -139,7 +141,14 @@ class Cluster:
     def _daemon(self, *command: str) -> None:
         with (self._folder / "daemons.out").open("ab") as output:
             self._daemons.append(
-                subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+                subprocess.Popen(
+                    command,
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=die_with_parent,
+                )
             )
 
     def run(self, *command: object, check: bool = True, **settings) -> str:

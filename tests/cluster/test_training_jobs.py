@@ -77,8 +77,8 @@ def test_the_life_of_a_het_job(cluster, submit, tmp_path):
 
     job.wait_for(f"resuming {run} after step {saved}")
     job.wait_for(f"step {saved + 1:>4}/90")
-    (server,) = [p for p in processes(job) if "sglang.launch_server" in p.cmdline()]
-    os.killpg(server.pid, signal.SIGKILL)
+    (group,) = {os.getpgid(p.pid) for p in processes(job) if "sglang.launch_server" in p.cmdline()}
+    os.killpg(group, signal.SIGKILL)
     killed_at = len(job.output())
     job.wait_for("started again (1)")
     wait_until(lambda: re.search(r"is ready[^$]*\nstep ", job.output()[killed_at:]), 240, "a step", job.output)

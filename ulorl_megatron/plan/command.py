@@ -9,7 +9,7 @@ from ulorl_megatron.config import load
 from ulorl_megatron.config.fit import check_fit
 from ulorl_megatron.config.schema import Config, ParallelConfig, TransformerImpl
 from ulorl_megatron.errors import UserError
-from ulorl_megatron.plan.cards import NAMES, card
+from ulorl_megatron.plan.cards import GPUS_PER_NODE, NAMES, card
 from ulorl_megatron.plan.layout import of_config
 from ulorl_megatron.plan.memory import memory
 from ulorl_megatron.plan.published import planned_architecture
@@ -20,7 +20,8 @@ from ulorl_megatron.simulate import options as rollout_options
 DESCRIPTION = (
     "Says for the configured layout what every rank needs at the longest sample and what the trainer should yield, by "
     "arithmetic alone: no GPU, no weights. Exit code 0 if it fits, 1 if it does not, 2 if the configuration is faulty. "
-    "With --rollout: what the number of segments does to step time, idle servers and staleness."
+    "With --slurm: how to split nodes between trainers and servers, and the sbatch line for it. With --rollout: what "
+    "the number of segments does to step time, idle servers and staleness."
 )
 
 
@@ -43,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="tokens of the fullest expert-parallel rank over the mean (default: %(default)s)",
     )
+    parser.add_argument("--slurm", type=int, metavar="NODES", help="split so many nodes between trainers and servers")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
-    group = parser.add_argument_group("with --rollout", "simulates the real scheduler; times in seconds, tokens real")
+    title = "with --rollout or --slurm"
+    group = parser.add_argument_group(title, "simulates the real scheduler; times in seconds, tokens real")
     rollout_options.add_arguments(group)
 
 
@@ -62,6 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--imbalance: {arguments.imbalance} is below 1, which is perfect balance")
     if arguments.gpus is not None and arguments.gpus < 1:
         raise UserError(f"--gpus: {arguments.gpus} is below 1")
+    if arguments.slurm is not None:
+        from ulorl_megatron.plan import slurm
+
+        return slurm.run(config, arch, card(arguments.gpu, GPUS_PER_NODE), arguments)
     world = arguments.gpus or _ranks(config)
     if arguments.search:
         config.policy = replace(config.policy, parallel=ParallelConfig())  # the search has its own

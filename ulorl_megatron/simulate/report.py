@@ -20,18 +20,8 @@ GRAIN = 512  # real tokens in a simulated one, where the segments are long enoug
 
 def run(config: Config, arguments: argparse.Namespace) -> int:
     """Prints the comparison and what it would choose. Raises UserError for what cannot be simulated."""
-    lengths: Lengths = (
-        Observed.read(arguments.lengths) if arguments.lengths else LogNormal(arguments.median, arguments.sigma)
-    )
-    server = ServerModel(
-        arguments.step_s,
-        arguments.sequence_s,
-        arguments.context_s,
-        arguments.prefill_tokens_per_s,
-        int(arguments.kv_tokens),
-        update_s=arguments.update_s,
-    )
-    work = Workload(lengths, PROMPT_TOKENS, arguments.train_tokens_per_s, arguments.fixed_s)
+    server = server_of(arguments)
+    work = Workload(lengths_of(arguments), PROMPT_TOKENS, arguments.train_tokens_per_s, arguments.fixed_s)
     outcomes = []
     for segments in _counts(arguments.segments):
         if config.rollout.global_max_length % segments:
@@ -40,6 +30,23 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
         outcomes.append(simulate(counted, arguments.servers, server, work, arguments.steps, grain(counted)))
     _print(outcomes, choose(outcomes, arguments.max_age), f"{arguments.servers} servers, {_rule(config.rollout)}")
     return 0
+
+
+def lengths_of(arguments: argparse.Namespace) -> Lengths:
+    """The law of the response lengths that the options name."""
+    return Observed.read(arguments.lengths) if arguments.lengths else LogNormal(arguments.median, arguments.sigma)
+
+
+def server_of(arguments: argparse.Namespace) -> ServerModel:
+    """The server that the options describe."""
+    return ServerModel(
+        arguments.step_s,
+        arguments.sequence_s,
+        arguments.context_s,
+        arguments.prefill_tokens_per_s,
+        int(arguments.kv_tokens),
+        update_s=arguments.update_s,
+    )
 
 
 def grain(config: Config) -> int:

@@ -29,7 +29,7 @@ def measured():
 
     async def run():
         async with ScriptedJudge(judge_by_labels(pairs)).serve() as config:
-            rule = RuleVerifier(workers=2, timeout_s=60.0, retries=1)
+            rule = RuleVerifier(workers=1, timeout_s=60.0, retries=1)
             hybrid = HybridVerifier(rule, GenerativeVerifier(config))
             try:
                 return {"rule": await judge_pairs(pairs, rule), "hybrid": await judge_pairs(pairs, hybrid)}
@@ -50,7 +50,7 @@ def test_the_pairs_cover_what_they_should():
 def test_rule(measured):
     pairs, verdicts = measured
     s = score(pairs, verdicts["rule"])
-    assert s.precision >= 0.97 and s.recall >= 0.95 and s.unknown == s.failed == 0, s
+    assert s.precision >= 0.97 and s.recall >= 0.9 and s.unknown == s.failed == 0, s
 
 
 def test_hybrid_with_a_judge_that_knows(measured):

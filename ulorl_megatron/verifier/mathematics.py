@@ -21,6 +21,12 @@ _KINDS = ["0.5", r"\frac{1}{2}", r"50\%", "1,234", "x + 1", r"2\sqrt{3}", "(1, 2
 # A word of an ordinary text: three letters that are no LaTeX command, or any letter that is not Latin.
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}|[^\W\d_a-zA-Z\u0370-\u03ff]")
 _SHORT_TEXTS = ("yes", "no")
+# What makes another number of one: a base (101_2), a modulus, a second sign.
+_MARKS = re.compile(r"\d_\{?\d|mod(?![a-z])|--")
+_CHOICE = re.compile(r"\(?([A-Z])[).:]\s*\S.*")
+_BOUND = r"([^<>=]+?)"
+_BETWEEN = re.compile(rf"\s*{_BOUND}\s*(<|\\leq?|\\lt)\s*[a-z]\s*(<|\\leq?|\\lt)\s*{_BOUND}\s*")
+_BEYOND = re.compile(rf"\s*[a-z]\s*(<|>|\\[lg]eq?|\\[lg]t)\s*{_BOUND}\s*")
 _OPENINGS = {r"\{": "set", "(": "tuple or interval", "[": "tuple or interval"}
 # What may stand before "=" when a number is asked for: a name (x, AB, f(2), \\angle ABC) or a computation.
 _NAME_OR_NUMBERS = re.compile(
@@ -39,6 +45,12 @@ def judge(given: str, answer: str) -> float:
         raise Unjudgeable(f"the reference answer {answer!r} is empty")
     if given == reference:
         return 1.0
+    if set(_MARKS.findall(given)) != set(_MARKS.findall(reference)):
+        return 0.0
+    if len(reference) == 1 and (choice := _CHOICE.fullmatch(given)):
+        given = choice.group(1)  # "(C) 12", where C is asked for
+    if reference[0] in "([":
+        given = _as_interval(given)
     if given.count("=") == 1 and "=" not in reference:
         left, _, given = given.partition("=")
         if not _NAME_OR_NUMBERS.fullmatch(left.strip()):
@@ -70,6 +82,24 @@ def warm_up() -> None:
 
 def _is_text(value: str) -> bool:
     return bool(_WORD.search(value)) or value.lower() in _SHORT_TEXTS
+
+
+def _as_interval(text: str) -> str:
+    """1 < x <= 2 as (1, 2]; anything else as it is."""
+    if between := _BETWEEN.fullmatch(text):
+        low, after_low, before_high, high = between.groups()
+        return f"{_bracket('([', after_low)}{low}, {high}{_bracket(')]', before_high)}"
+    if beyond := _BEYOND.fullmatch(text):
+        sign, bound = beyond.groups()
+        if sign == "<" or sign.startswith(r"\l"):
+            return rf"(-\infty, {bound}{_bracket(')]', sign)}"
+        return rf"{_bracket('([', sign)}{bound}, \infty)"
+    return text
+
+
+def _bracket(brackets: str, sign: str) -> str:
+    """The open one of two brackets for a strict sign, else the closed one."""
+    return brackets["e" in sign]
 
 
 def _same_form(given: str, reference: str) -> bool:

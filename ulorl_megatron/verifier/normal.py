@@ -9,7 +9,7 @@ _CHARACTERS = {
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
     "≠": r"\ne ", "∪": r"\cup ", "∅": r"\emptyset ", "°": r"^\circ ", "％": "%", "√": r"\sqrt", "²": "^2", "³": "^3",
     "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
-    "’": "'",
+    "’": "'", "€": "", "£": "",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_CHARACTERS)
 _DRESSING = [
@@ -26,13 +26,18 @@ _DRESSING = [
     (re.compile(r"(?<![\d/.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),
     (re.compile(r"(?<=\d)[eE]([+-]?\d+)\b"), r"\\times 10^{\1}"),
     (re.compile(r"\s+(?=\^)"), ""),
+    (re.compile(r"\\(sin|cos|tan)\s*\(?(\d+)\)?\^\{?\\circ\}?"), r"\\\1(\\frac{\2\\pi}{180})"),
+    (re.compile(r"\\overline\{([A-Z]+)\}"), r"\1"),
     (re.compile(r"\s+"), " "),
 ]
 # After number words have become digits.
 _LATE_DRESSING = [
     (re.compile(r"(?<!\\)%|(?<=[\d}]) percent\b"), r"\\%"),
-    (re.compile(r" (?:and|or) (?=[-\\\d(a-z]\S*$)"), ", "),
+    (re.compile(r" (?:and|or) (?=[-\\\d(a-z]\S*$|[A-Z]$)"), ", "),
+    (re.compile(r"(?<=\d) (?=\d{3}(?: \d{3})*$)"), ""),
 ]
+
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
 
 _ONES = [
     *["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"],
@@ -54,7 +59,7 @@ def undressed(text: str) -> str:
     text = text.translate(_TRANSLATION)
     for pattern, replacement in _DRESSING:
         text = pattern.sub(replacement, text)
-    text = numerals(text.strip().rstrip(".,;").strip())
+    text = _REPEATING.sub(_fraction, numerals(text.strip().rstrip(".,;").strip()))
     for pattern, replacement in _LATE_DRESSING:
         text = pattern.sub(replacement, text)
     return text
@@ -74,13 +79,26 @@ def numerals(text: str) -> str:
 
 
 def text_key(text: str) -> str:
-    """What two texts must share to be the same: words without case, accents, punctuation, articles, plural."""
+    """What two texts must share to be the same: words without case, accents, punctuation, articles, plural; the order
+    of what "and" or commas join does not count."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    parts = [_words(part) for part in re.split(r",|\band\b", plain)]
+    return ", ".join(sorted(filter(None, parts)))
+
+
+def _words(plain: str) -> str:
     words = re.findall(r"\w+", plain.replace("'", ""))
     while len(words) > 1 and words[0] in _ARTICLES:
         words = words[1:]
     words = [word.removesuffix("s") if len(word) > 3 else word for word in words]
     return " ".join(_SAME_WORDS.get(word, word) for word in words)
+
+
+def _fraction(decimal: re.Match) -> str:
+    """0.1\\overline{6} as 15/90."""
+    whole, fixed, repeating = decimal.groups()
+    numerator = int(whole + fixed + repeating) - int(whole + fixed or "0")
+    return rf"\frac{{{numerator}}}{{{'9' * len(repeating)}{'0' * len(fixed)}}}"
 
 
 def _number(words: List[str]) -> Tuple[Fraction, int]:

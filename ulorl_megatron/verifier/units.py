@@ -109,7 +109,8 @@ def _unit(text: str) -> Optional[Unit]:
             power = 2 if name.startswith("s") else 3
             continue
         if name not in _UNITS:
-            name = name.lower() if name.lower() in _UNITS else name.lower().removesuffix("s")
+            name = name if len(name) < 3 else name.lower()  # M is not m
+            name = name if name in _UNITS else name.removesuffix("s")
         if name not in _UNITS:
             return None
         n = sign * (int(exponent) if exponent else power)

@@ -1,4 +1,4 @@
-"""The generative verifier: a language model says whether the answer means the same as the reference (section 3.4)."""
+"""The generative verifier of UloRL (arXiv 2507.19766): a language model says whether an answer means the reference."""
 
 import asyncio
 from collections import OrderedDict

@@ -29,7 +29,13 @@ def step_metrics(step, **changes):
     return {name: step + i / 64 for i, name in enumerate(names)} | calm | changes
 
 
-EVALUATION = {"eval/accuracy": 0.25, "eval/mean_length": 31.0, "eval/truncated": 0.125}
+EVALUATION = {
+    "eval/accuracy": 0.25,
+    "eval/pass_at_k": 0.5,
+    "eval/unjudged": 0.0625,
+    "eval/mean_length": 31.0,
+    "eval/truncated": 0.125,
+}
 
 
 @contextmanager

@@ -5,7 +5,17 @@ import time
 from pathlib import Path
 
 from ulorl_megatron.errors import UserError
-from ulorl_megatron.launch import FOLLOWER_EXIT, FirstRankFailed, OnFirstRank, Ranks, is_rank, start_ranks
+from ulorl_megatron.launch import (
+    FOLLOWER_EXIT,
+    STOPPED_EXIT,
+    FirstRankFailed,
+    OnFirstRank,
+    Ranks,
+    StopSignals,
+    is_rank,
+    start_ranks,
+    stop_asked,
+)
 
 
 class Counter:
@@ -52,9 +62,16 @@ def run(mode, ranks):
             raise ValueError("the second rank's own fault")
         if mode == "hang":
             ranks.gather("both are here")
+        if mode == "until-stopped":
+            with StopSignals():
+                print("working", flush=True)
+                while not ranks.on_first(stop_asked):
+                    time.sleep(0.05)
+            return STOPPED_EXIT
         if mode in ("second-fails", "hang"):
             print("hanging", flush=True)
             time.sleep(600)
+        return 0
 
 
 def main(mode, logs):
@@ -62,10 +79,9 @@ def main(mode, logs):
         return start_ranks(sys.argv, 2, logs)
     try:
         with Ranks(collective_timeout_s=2.0 if mode == "slow" else 60.0) as ranks:
-            run(mode, ranks)
+            return run(mode, ranks)
     except FirstRankFailed:
         return FOLLOWER_EXIT
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ulorl_megatron.launch import STOPPED_EXIT
+
 PROGRAM = Path(__file__).parent / "program.py"
 
 
@@ -49,6 +51,16 @@ def test_interrupted_ranks_close_what_they_have_open_and_nobody_is_blamed(tmp_pa
     process.send_signal(signal.SIGINT)
     code, output = finish(process)
     assert code == 128 + signal.SIGINT
+    assert output.count("left") == 1 and "rank 1 ended" not in output
+
+
+def test_a_polite_stop_is_agreed_on_and_is_no_failure(tmp_path):
+    process = start("until-stopped", tmp_path)
+    assert "working" in process.stdout.readline()
+    time.sleep(1)  # the second rank may be a little behind
+    process.send_signal(signal.SIGUSR1)
+    code, output = finish(process)
+    assert code == STOPPED_EXIT
     assert output.count("left") == 1 and "rank 1 ended" not in output
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ulorl_megatron.launch import STOPPED_EXIT
 from ulorl_megatron.rollout.server import choose_ports
 from ulorl_megatron.rollout.store import PoolStore
 
@@ -157,6 +158,33 @@ def test_killed_at_random_moments_the_run_is_the_unbroken_one(world, unbroken, e
         assert outcome(run) == unbroken
     assert sum(hits.values()) == round(KILLS * share) and hits["trainer"] > 0
     print(f"{hits} over {runs} runs")
+
+
+def test_asked_to_stop_it_leaves_a_checkpoint_and_goes_on_as_if_it_had_not(world, unbroken):
+    """SIGUSR1 in the middle of steps; no checkpoint is due before the end, so each that is there was left by a stop."""
+    servers, trainer, folder = world
+    run, rng, stops, code = folder / "stopped", random.Random(7), [], None
+    while code != 0:
+        trainer.begin(run__dir=run, servers__urls=f"[{servers.urls}]", checkpoint__every=1000)
+        if len(stops) < 3:
+            before = len(records(run)) if stops else 0
+            wait_for(lambda before=before: (run / "metrics.jsonl").exists() and len(records(run)) > before)
+            time.sleep(rng.uniform(0.0, 0.3))
+            os.kill(trainer.pid, signal.SIGUSR1)
+        code = trainer.end()
+        assert code in (0, STOPPED_EXIT), (folder / "config.out").read_text()
+        if code == STOPPED_EXIT:
+            stops.append(int((run / "checkpoints" / "latest").read_text().removeprefix("step-")))
+            assert stops[-1] == len(records(run)), "every whole step is saved"
+    assert len(stops) == 3 and stops == sorted(set(stops)) and stops[-1] < STEPS
+    assert outcome(run) == unbroken
+
+
+def wait_for(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_second_trainer_on_the_same_run_directory_is_refused(world, unbroken):

@@ -20,6 +20,7 @@ from checkpoint_tools.publish import write_atomically  # noqa: E402
 from ulorl_megatron import config as configuration  # noqa: E402
 from ulorl_megatron import generation, train  # noqa: E402
 from ulorl_megatron.cli import log_to_file  # noqa: E402
+from ulorl_megatron.launch import STOPPED_EXIT  # noqa: E402
 from ulorl_megatron.rollout.pools import Pools  # noqa: E402
 from ulorl_megatron.verifier import By, Verdict  # noqa: E402
 from ulorl_megatron.weight_sync import disk  # noqa: E402
@@ -117,7 +118,7 @@ def life(config):
     generation.build_verifier = Judge
     Pools.admit = admit
     log_to_file(Path(config.run.dir).parent / "trainer.log")
-    train.train(config, OneRank())
+    return 0 if train.train(config, OneRank()) else STOPPED_EXIT
 
 
 def main(file):
@@ -130,8 +131,7 @@ def main(file):
                 with open(Path(file).with_suffix(".out"), "a") as output:
                     os.dup2(output.fileno(), 1)
                     os.dup2(output.fileno(), 2)
-                life(configuration.load(file, line.split()))
-                status = 0
+                status = life(configuration.load(file, line.split()))
             except BaseException:  # no life may return into the loop of its parent
                 traceback.print_exc()
             finally:

@@ -94,15 +94,15 @@ async def load(pool: ForcedPool, count: int, inputs: int, tokens: int) -> float:
 
 async def measure(pool: ForcedPool, args: argparse.Namespace) -> ServerModel:
     """The server as a formula: least squares over loads of several sizes, contexts and input lengths."""
-    most, long = args.in_flight, args.cap // 3
-    loads = [(1, PROMPT, 256), (most // 8, PROMPT, 256), (most // 2, PROMPT, 256), (most, PROMPT, 128)]
-    loads += [(1, long, 128), (most // 8, long, 128), (most // 2, long, 128), (most // 2, long, 1)]
+    most, long, tokens = args.in_flight, args.cap // 3, min(256, args.cap // 2)
+    loads = [(1, PROMPT, tokens), (most // 8, PROMPT, tokens), (most // 2, PROMPT, tokens), (most, PROMPT, tokens)]
+    loads += [(1, long, tokens), (most // 8, long, tokens), (most // 2, long, tokens), (most // 2, long, 1)]
     await load(pool, most, PROMPT, 32)  # warms up
     rows, seconds = [], []
-    for count, inputs, tokens in loads:
-        seconds.append(await load(pool, count, inputs, tokens))
-        contexts = count * sum(range(inputs, inputs + tokens))
-        rows.append([tokens, tokens * count, contexts, count * inputs])
+    for count, inputs, outputs in loads:
+        seconds.append(await load(pool, count, inputs, outputs))
+        contexts = count * sum(range(inputs, inputs + outputs))
+        rows.append([outputs, outputs * count, contexts, count * inputs])
     weights = 1 / np.array(seconds)  # relative errors count alike
     step_s, sequence_s, context_s, input_s = np.linalg.lstsq(
         np.array(rows) * weights[:, None], np.array(seconds) * weights, rcond=None

@@ -112,7 +112,7 @@ def test_every_fault_has_its_line(config):
 
 def test_a_sequence_longer_than_the_model_has_positions(config):
     """The server would refuse it too, minutes later."""
-    config.rollout.global_max_length = 40960 - config.data.max_prompt_length - 2
+    config.rollout.global_max_length = 40960 - config.data.max_prompt_length - 6
     check_fit(config, 1)
     config.rollout.global_max_length += 1
     with pytest.raises(UserError, match="takes 40961 positions, the model has 40960"):
@@ -121,7 +121,7 @@ def test_a_sequence_longer_than_the_model_has_positions(config):
     check_fit(config, 1)
     config.model.max_positions = 32768
     config.rollout.global_max_length = 32768
-    with pytest.raises(UserError, match="takes 34818 positions, the model has 32768"):
+    with pytest.raises(UserError, match="takes 34822 positions, the model has 32768"):
         check_fit(config, 1)
 
 

@@ -48,11 +48,11 @@ def test_nothing_is_changed_unless_asked(config, tmp_path):
 
 
 def test_extension_without_scaling(config, tmp_path):
-    config.model.max_positions = 133122
+    config.model.max_positions = 133126
     arch = architecture(config.model)
-    assert (arch.max_position_embeddings, arch.rope_scaling, arch.rope_theta) == (133122, None, 1e6)
+    assert (arch.max_position_embeddings, arch.rope_scaling, arch.rope_theta) == (133126, None, 1e6)
     assert Architecture.from_hf(exported(config, tmp_path / "out")) == arch
-    assert server_override(config) == {"max_position_embeddings": 133122}
+    assert server_override(config) == {"max_position_embeddings": 133126}
 
 
 def test_yarn(config, tmp_path):
@@ -69,9 +69,9 @@ def test_yarn(config, tmp_path):
 
 def test_the_servers_have_room_for_the_longest_sequence(config):
     config.rollout.global_max_length, config.data.max_prompt_length = 1000, 50
-    assert context_length(config) == 1052
+    assert context_length(config) == 1056
     command = server.command(config, 0, 30000)
-    assert command[command.index("--context-length") + 1] == "1052"
+    assert command[command.index("--context-length") + 1] == "1056"
 
 
 @pytest.mark.parametrize(

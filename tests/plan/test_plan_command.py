@@ -10,7 +10,7 @@ from ulorl_megatron.plan.cards import GIB
 
 LONG = """
 run: {dir: runs/x}
-model: {path: models/Qwen3-30B-A3B, max_positions: 133122}
+model: {path: models/Qwen3-30B-A3B, max_positions: 133126}
 data: {train: t.jsonl}
 policy:
   transformer_impl: te
@@ -128,7 +128,7 @@ def test_a_model_that_is_here_on_this_machine(tmp_path, capsys):
     arguments = [f"model.path={model}", "model.dtype=float32", "policy.transformer_impl=local", "--gpu", "cpu"]
     small = ["rollout.global_max_length=1024", "data.max_prompt_length=64", "policy.parallel={expert: 2}"]
     file = tmp_path / "config.yaml"
-    file.write_text(LONG.replace(", max_positions: 133122", ""))
+    file.write_text(LONG.replace(", max_positions: 133126", ""))
     code, out = plan(capsys, str(file), *arguments, *small)
     assert code == 0 and "config.json" in out and "expected" not in out  # nothing is promised of a CPU
 

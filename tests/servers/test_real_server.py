@@ -89,7 +89,7 @@ def test_new_weights_answer_and_no_old_cache_is_reused(sglang_server, tmp_path):
 def test_a_budget_beyond_the_context_is_refused_not_cut(sglang_server, tmp_path):  # verl#7207
     async def ask(pool):
         with pytest.raises(RequestRejected):
-            await pool.generate(PROMPT, GREEDY, 1025 - len(PROMPT) + 1)
+            await pool.generate(PROMPT, GREEDY, 960 + 64 + 6 - len(PROMPT))  # see config.positions
 
     with_pool(sglang_server, tmp_path, ask)
 
@@ -121,9 +121,12 @@ def test_samples_grow_segment_by_segment_through_changing_weights(sglang_server,
         assert s.versions == [i // 16 for i in range(s.length)], "segment k was made by version k"
 
 
-def test_the_longest_prompt_and_response_fit(sglang_server, tmp_path):
+@pytest.mark.parametrize("left", [64, 1])
+def test_the_longest_prompt_and_response_fit(sglang_server, tmp_path, left):
+    """In one piece, and with one token left after a segment that was cut short."""
+
     async def ask(pool):
-        return await pool.generate([65] * 960, Sampling(1.0), 64)
+        return await pool.generate([65] * (960 + 64 - left), Sampling(1.0), left)
 
     got = with_pool(sglang_server, tmp_path, ask)
-    assert got.finish is Finish.eos or len(got.tokens) == 64
+    assert got.finish is Finish.eos or len(got.tokens) == left

@@ -7,8 +7,9 @@ from typing import Any, Dict, Iterator
 from checkpoint_tools.architecture import Architecture
 from ulorl_megatron.config.schema import Config, ModelConfig
 
-# A server stops two tokens before its context is full, and says nothing of it: it is left that room.
-_CONTEXT_SLACK = 2
+# SGLang refuses inputs of more than context - 7 tokens, and the longest lacks one token of the longest sample. It also
+# stops two tokens before its context is full, and says nothing of it.
+_CONTEXT_SLACK = 6
 
 
 def context_length(config: Config) -> int:

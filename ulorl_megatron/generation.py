@@ -27,8 +27,8 @@ from ulorl_megatron.rollout.served_model import ServedModel
 from ulorl_megatron.rollout.server_pool import ServerPool
 from ulorl_megatron.rollout.store import PoolStore
 from ulorl_megatron.verifier import Verdict, build_verifier
-from ulorl_megatron.verifier.answer import THINKING
 from ulorl_megatron.verifier.tally import Tally
+from ulorl_megatron.verifier.texts import judged_texts
 from ulorl_megatron.weight_sync.checksums import verify_weights
 
 _SHOWN_SAMPLES, _SHOWN_TOKENS = 2, 1024  # right and wrong ones of each step; of the end of prompt and response
@@ -192,11 +192,7 @@ class Generation:
         return self._loop.run(evaluate(self._rollout, self._heldout, self._config.evaluation, self._judge))
 
     async def _judge(self, prompt: List[int], response: List[int], answer: str) -> Verdict:
-        """The judge gets the prompt as the policy did, the chat template's words included. Where these open the
-        thinking, the response has only its end; the beginning is put back, so that thinking that never ended shows."""
-        question, text = (self._tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, response))
-        if question.rstrip().endswith(THINKING):
-            text = THINKING + text
+        question, text = judged_texts(self._tokenizer, prompt, response)
         return await self._verifier.verify(question=question, response=text, answer=answer)
 
 

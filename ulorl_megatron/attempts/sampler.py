@@ -21,7 +21,7 @@ from ulorl_megatron.rollout.served_model import ServedModel
 from ulorl_megatron.rollout.server_pool import RequestFailed, ServerPool
 from ulorl_megatron.rollout.tasks import task_group
 from ulorl_megatron.verifier import UnknownVerdict, VerifierFailed, build_verifier
-from ulorl_megatron.verifier.answer import THINKING
+from ulorl_megatron.verifier.texts import judged_texts
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,7 @@ class Sampler:
                 f"{error}; logs/ has what the servers said. What was answered so far is kept; give the same command "
                 "again"
             ) from error
-        question, text = (self.tokenizer.decode(i, skip_special_tokens=True) for i in (problem.tokens, response.tokens))
-        if question.rstrip().endswith(THINKING):  # opened by the template; see verifier.answer
-            text = THINKING + text
+        question, text = judged_texts(self.tokenizer, problem.tokens, response.tokens)
         reward, by = await self._judge(problem, question, response, text)
         finished = response.finish is Finish.eos
         attempt = Attempt(problem.key, len(response.tokens), finished, reward, by, problem.answer)

@@ -27,6 +27,7 @@ class SkilledServer(FakeServer):
 
     def next_token(self, context: List[int], greedy: bool, eos: int) -> int:
         prompt, _, so_far = self._tokenizer.decode(context).partition(MARK)
+        so_far = so_far.removeprefix("<think>\n")  # of a template that opens the thinking
         if "long" in prompt:
             return self._id("x")
         right = next(answer for text, answer in self._answers.items() if f"\n{text}<" in prompt)

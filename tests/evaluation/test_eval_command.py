@@ -1,6 +1,7 @@
 """`ulorl eval` on servers of known skill: figures, comparison, resuming, faults."""
 
 import json
+import shutil
 
 import pytest
 from aiohttp import web
@@ -81,7 +82,7 @@ def test_two_checkpoints_side_by_side(config, folders, skilled, tmp_path, capsys
         assert comparison["p_value"] < 0.01 and comparison["difference"]["low"] > 0
         assert f"| avg@{K} |" in report and "Against weak:" in report and "## cut: 4 problems" in report
 
-        lines = [json.loads(line) for line in (out / "strong" / "sums.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (out / "responses" / "strong" / "sums.jsonl").read_text().splitlines()]
         assert len(lines) == 24 * K and {line["by"] for line in lines} == {"rule"}
         assert sum(line["reward"] for line in lines) / len(lines) == pytest.approx(strong["accuracy"]["value"])
         assert {line["response"] for line in lines if line["reward"] == 0} == {r"So it is \boxed{999}"}
@@ -101,7 +102,7 @@ def test_two_checkpoints_side_by_side(config, folders, skilled, tmp_path, capsys
 def test_a_kill_loses_only_what_is_in_flight(config, folders, skilled, tmp_path, capsys):
     """The file as a kill leaves it: whole lines, and half of one."""
     one = ("data.eval.cut=" + str(tmp_path / "sums.jsonl"),)
-    file = tmp_path / "run" / "evaluation" / "weak" / "sums.jsonl"
+    file = tmp_path / "run" / "evaluation" / "responses" / "weak" / "sums.jsonl"
     with skilled.running() as url:
         assert evaluate(config, url, folders[:1], *one) == 0
         before = file.read_bytes().splitlines(keepends=True)
@@ -116,7 +117,7 @@ def test_a_kill_loses_only_what_is_in_flight(config, folders, skilled, tmp_path,
 
 def test_a_fault_keeps_what_was_answered(config, folders, skilled, tmp_path, capsys):
     """The server dies in the middle: an error in one line, and the same command goes on."""
-    file = tmp_path / "run" / "evaluation" / "weak" / "sums.jsonl"
+    file = tmp_path / "run" / "evaluation" / "responses" / "weak" / "sums.jsonl"
     settings = (f"data.eval={tmp_path / 'sums.jsonl'}", "rollout.prompts_per_step=1", "rollout.group_size=4")
     with skilled.running() as url:
         skilled.faults = [as_it_is] * 10 + [status(500)] * 4
@@ -169,3 +170,18 @@ def test_unjudged_attempts_count_apart():
     assert found.pass_at[2].value == 0.0  # of the one problem with two judged attempts
     with pytest.raises(ValueError, match="not one response"):
         results([[attempt(None)]])
+
+
+def test_thinking_that_the_template_opens_and_nobody_ends_is_no_answer(config, folders, skilled, tmp_path, capsys):
+    """The response holds no <think>, since the prompt does; its box is inside the thinking all the same."""
+    thinking = tmp_path / "thinking"
+    shutil.copytree(folders[1], thinking)
+    template = thinking / "chat_template.jinja"
+    template.write_text(template.read_text().replace("assistant\n", "assistant\n<think>\n"))
+    settings = (f"model.path={thinking}", f"data.eval={tmp_path / 'sums.jsonl'}", "evaluation.max_prompts=4")
+    with skilled.running() as url:
+        assert evaluate(config, url, [thinking], *settings) == 0
+    file = tmp_path / "run" / "evaluation" / "responses" / "thinking" / "sums.jsonl"
+    attempts = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {attempt["by"] for attempt in attempts} == {"no_answer"}
+    assert attempts[0]["response"].startswith("<think>So it is \\boxed{")  # as it was judged

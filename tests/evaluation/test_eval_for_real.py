@@ -36,7 +36,7 @@ def test_a_kill_and_two_checkpoints(sglang_server, tmp_path, capsys):
         f"evaluation: {{samples_per_prompt: {K}}}\n"
     )
     command = ["eval", str(config), "--checkpoint", str(sglang_server.model_path), "--checkpoint", str(other)]
-    file = tmp_path / "run" / "evaluation" / sglang_server.model_path.name / "sums.jsonl"
+    file = tmp_path / "run" / "evaluation" / "responses" / sglang_server.model_path.name / "sums.jsonl"
     slowly = ["rollout.prompts_per_step=1", "rollout.group_size=8"]
     running = subprocess.Popen([sys.executable, "-m", "ulorl_megatron.cli", *command, *slowly])
     deadline = time.monotonic() + 120

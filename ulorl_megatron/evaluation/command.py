@@ -48,5 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
     write_atomically(out / "report.md", text.encode())
     report.write_tensorboard(out / "tensorboard", table, checkpoints, text)
     print(text)
-    print(f"{out}: report.md, results.json, tensorboard/, and the responses of each checkpoint and set")
+    print(f"{out}: report.md, results.json, responses/, tensorboard/")
     return 0

@@ -25,6 +25,8 @@ from ulorl_megatron.rollout.client import Sampling
 from ulorl_megatron.rollout.tasks import task_group
 
 _SECONDS_BETWEEN_LINES = 10.0
+_RESPONSES = "responses"
+_WEIGHTS = "weights"
 
 # (checkpoint's label, set) -> results
 Table = Dict[Tuple[str, str], Results]
@@ -33,20 +35,20 @@ Table = Dict[Tuple[str, str], Results]
 def examine(config: Config, checkpoints: List[Checkpoint], out: Path, *, force: bool = False) -> Table:
     """Results of all, from the attempts in `out`; the missing ones are made, on the servers of `config`.
 
-    out/LABEL/SET.jsonl holds the attempts, out/weights/ what was made of Megatron checkpoints. force: attempts by other
-    settings are thrown away; otherwise they are a UserError. Other errors are those of Sampler and read_sets.
+    out/responses/LABEL/SET.jsonl holds the attempts, out/weights/ what was made of Megatron checkpoints. force:
+    attempts by other settings are thrown away; otherwise they are a UserError. Raises as Sampler and read_sets do.
     """
     sets = read_sets(config, AutoTokenizer.from_pretrained(config.model.path))
     with _locked(out), ExitStack() as opened:
         for checkpoint in checkpoints:
-            _bind(out / checkpoint.label, _settings(config, checkpoint), force)
+            _bind(out, checkpoint.label, _settings(config, checkpoint), force)
         journals = {
-            (checkpoint.label, name): opened.enter_context(Journal(out / checkpoint.label / f"{name}.jsonl"))
-            for checkpoint in checkpoints
+            (c.label, name): opened.enter_context(Journal(out / _RESPONSES / c.label / f"{name}.jsonl"))
+            for c in checkpoints
             for name in sets
         }
         unfinished = [c for c in checkpoints if any(_missing(config, journals[c.label, n], sets[n]) for n in sets)]
-        folders = [hf_folder(checkpoint, out / "weights") for checkpoint in unfinished]
+        folders = [hf_folder(checkpoint, out / _WEIGHTS) for checkpoint in unfinished]
         if unfinished:
             sampler = opened.enter_context(Sampler(config, out))
             for checkpoint, folder in zip(unfinished, folders, strict=True):
@@ -108,8 +110,9 @@ def _settings(config: Config, checkpoint: Checkpoint) -> Dict[str, Any]:
     return {"checkpoint": checkpoint.stamp()} | sampling | length | kept
 
 
-def _bind(folder: Path, settings: Dict[str, Any], force: bool) -> None:
+def _bind(out: Path, label: str, settings: Dict[str, Any], force: bool) -> None:
     """The folder of a checkpoint belongs to one checkpoint and one way of sampling and judging."""
+    folder = out / _RESPONSES / label
     file = folder / "settings.json"
     if file.is_file() and (before := json.loads(file.read_text())) != settings:
         differ = sorted(key for key in before.keys() | settings.keys() if before.get(key) != settings.get(key))
@@ -119,7 +122,7 @@ def _bind(folder: Path, settings: Dict[str, Any], force: bool) -> None:
                 "another --out"
             )
         shutil.rmtree(folder)
-        shutil.rmtree(folder.parent / "weights" / folder.name, ignore_errors=True)
+        shutil.rmtree(out / _WEIGHTS / label, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(file, settings)
 

@@ -58,6 +58,7 @@ split_allocation() {
         say "$SLURM_JOB_NODELIST: $ranks ranks, $servers servers on $ROLLOUT_GPUS GPUs"
         return
     fi
+    : "${ROLLOUT_NODES:?"of the $SLURM_JOB_NUM_NODES nodes, how many serve? Or ROLLOUT_GPUS, of a single node"}"
     mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     trainers=$((${#nodes[@]} - ROLLOUT_NODES))
     servers=$((ROLLOUT_NODES * per_node)) ranks=$((trainers * tasks))
@@ -78,14 +79,14 @@ train() {
     local step=(--nodes=1 --ntasks=1 --overlap) trainer server code=0 stopping=''
     local run=("$@" "run.processes=$ranks" "servers.announced=$((servers + ${EXTRA_SERVERS:-0}))" "servers.urls=[]")
     local resolved
+    trap 'stopping=limit' USR1
+    trap 'stopping=end' TERM
     resolved=$(ulorl config "${run[@]}") || exit 2 # it has said why
     run_dir=$(sed -n 's/^  dir: //p' <<< "$resolved" | head -n 1)
     mkdir -p "$run_dir"
     [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || rm -f "$run_dir/failures"
     say "run $run_dir, settings ${run[*]}"
 
-    trap 'stopping=limit' USR1
-    trap 'stopping=end' TERM
     step=("${serving[@]}")
     ulorl serve "${run[@]}" &
     server=$!

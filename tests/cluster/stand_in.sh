@@ -4,7 +4,7 @@
 shift 2 # -m ulorl_megatron.cli
 case $1 in
     config) printf 'run:\n  dir: %s\n' "$RUN" ;;
-    *) echo "$1 host=$(hostname) task=$SLURM_PROCID/$SLURM_STEP_NUM_TASKS gpus=$CUDA_VISIBLE_DEVICES given=${*:2}" ;;
+    *) echo "$1 host=$SLURMD_NODENAME task=$SLURM_PROCID/$SLURM_STEP_NUM_TASKS gpus=$CUDA_VISIBLE_DEVICES given=${*:2}" ;;
 esac
 case $1 in
     serve) trap 'exit 0' USR2; sleep 300 & wait $! ;;

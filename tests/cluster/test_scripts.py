@@ -29,6 +29,15 @@ def submit(cluster, tmp_path):
     return submit
 
 
+@pytest.fixture(scope="module")
+def failing(cluster, tmp_path_factory):
+    """(job, run directory) of a trainer that always fails; begun early, since Slurm waits before it starts it again."""
+    folder = tmp_path_factory.mktemp("failing")
+    small = ["--nodelist=n7", "--nodes=1", "--gpus-per-node=2", "--ntasks-per-node=2"]  # out of the others' way
+    environment = {"ULORL_PYTHON": STAND_IN, "RUN": str(folder / "run"), "ROLLOUT_GPUS": "1", "TRAIN_CODE": "3"}
+    return cluster.submit(folder, *small, SLURM / "train.sbatch", "d.yaml", **environment), folder / "run"
+
+
 def lines(output, command):
     """(host, task, of how many, GPUs, arguments) of each time that the stand-in ran as `command`, by task."""
     found = [line[1:] for line in LINE.findall(output) if line[0] == command]
@@ -42,7 +51,7 @@ def test_shellcheck_has_nothing_to_say():
     assert done.returncode == 0, done.stdout
 
 
-def test_slurm_accepts_every_script_with_options_of_a_site(cluster, tmp_path):
+def test_slurm_accepts_every_script_with_options_of_a_site(cluster, failing, tmp_path):
     site = {"SBATCH_ACCOUNT": "project", "SBATCH_PARTITION": "gpu", "SBATCH_QOS": "normal"}
     assert len(SCRIPTS) == 6
     for script in SCRIPTS:
@@ -116,11 +125,10 @@ def test_servers_by_themselves_are_numbered_after_the_first(submit, cluster):
     ]
 
 
-def test_the_third_failure_of_one_way_is_the_last(submit, tmp_path):
-    small = ["--nodes=1", "--gpus-per-node=2", "--ntasks-per-node=2"]
-    job = submit("train.sbatch", *small, "d.yaml", ROLLOUT_GPUS="1", TRAIN_CODE="3")
+def test_the_third_failure_of_one_way_is_the_last(failing):
+    job, run = failing
     output = job.wait("FAILED")
     assert job.info()["Restarts"] == "2" and job.info()["ExitCode"] == "3:0"
     assert output.count("the trainer ended with code 3") == 3 and output.count("queued again") == 2
     assert "failed three times in a row: code 3 after the start" in output
-    assert (tmp_path / "run" / "failures").read_text() == "3 code 3 after the start\n"
+    assert (run / "failures").read_text() == "3 code 3 after the start\n"

@@ -20,6 +20,9 @@ from ulorl_megatron.verifier.worker import Unjudgeable
         ("1234", "1,234", 1.0),
         ("27 cm", "27", 1.0),
         ("0.27m", "27cm", 1.0),  # the paper's own
+        ("20.44 m", "2044 cm", 1.0),  # exactly: in floats it is not
+        (r"\frac{1}{4} m", "25 cm", 1.0),
+        ("-0.5 km", "-500 m", 1.0),
         ("27m", "27cm", 0.0),
         ("27kg", "27cm", 0.0),
         ("5", "5m", 1.0),  # the unit may be the question's

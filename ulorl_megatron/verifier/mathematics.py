@@ -27,6 +27,7 @@ _CHOICE = re.compile(r"\(?([A-Z])[).:]\s*\S.*")
 _BOUND = r"([^<>=]+?)"
 _BETWEEN = re.compile(rf"\s*{_BOUND}\s*(<|\\leq?|\\lt)\s*[a-z]\s*(<|\\leq?|\\lt)\s*{_BOUND}\s*")
 _BEYOND = re.compile(rf"\s*[a-z]\s*(<|>|\\[lg]eq?|\\[lg]t)\s*{_BOUND}\s*")
+_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")
 _OPENINGS = {r"\{": "set", "(": "tuple or interval", "[": "tuple or interval"}
 # What may stand before "=" when a number is asked for: a name (x, AB, f(2), \\angle ABC) or a computation.
 _NAME_OR_NUMBERS = re.compile(
@@ -113,7 +114,10 @@ def _equal(given: str, reference: str, scale: Fraction, answer: str) -> bool:
     if not expected:
         raise Unjudgeable(f"Math-Verify finds no value in the reference answer {answer!r}")
     if scale != 1:
-        given = rf"({given}) \cdot \frac{{{scale.numerator}}}{{{scale.denominator}}}"
+        # A decimal is scaled exactly: 20.44 x 100 is no whole number in floats.
+        factor, rest = (Fraction(given), "") if _DECIMAL.fullmatch(given) else (Fraction(1), rf"({given}) \cdot ")
+        scaled = factor * scale
+        given = rf"{rest}\frac{{{scaled.numerator}}}{{{scaled.denominator}}}"
     return verify(expected, _parse(given), timeout_seconds=None)
 
 

@@ -6,13 +6,12 @@ from contextlib import ExitStack
 import pytest
 
 from tests.data.support import ScriptedModel
-from tests.evaluation.support import SkilledServer
+from tests.evaluation.support import SkilledServer, shared_rule_verifier
 from tests.tiny_models import tiny_model
 from ulorl_megatron.attempts import sampler
 from ulorl_megatron.cli import main
 from ulorl_megatron.data import suspicious
 from ulorl_megatron.data.files import read_rows
-from ulorl_megatron.verifier import RuleVerifier
 
 
 def step(name, rows, tmp_path, *settings):
@@ -93,11 +92,17 @@ def test_a_model_that_is_gone_is_one_line(tmp_path, capsys):
     assert error.startswith("error: model") and url in error and "the same command goes on" in error
 
 
+@pytest.fixture(scope="module")
+def rule_verifier():
+    with shared_rule_verifier() as verifier:
+        yield verifier
+
+
 @pytest.fixture
-def one_worker(monkeypatch):
-    """A real rule verifier whose worker serves both kinds of steps; it takes seconds to start."""
+def one_worker(rule_verifier, monkeypatch):
+    """Both kinds of steps judge by one real rule verifier; its worker takes seconds to start."""
     for module in (suspicious, sampler):
-        monkeypatch.setattr(module, "build_verifier", lambda config: RuleVerifier(workers=1, timeout_s=10.0, retries=1))
+        monkeypatch.setattr(module, "build_verifier", lambda config: rule_verifier)
 
 
 def test_references_that_models_contradict_with_one_voice(tmp_path, one_worker):

@@ -1,5 +1,6 @@
-"""A policy of known skill: a server whose responses are right with a probability that its weights decide."""
+"""A policy of known skill: a server whose responses are right with a probability that its weights decide; a judge."""
 
+import asyncio
 import random
 from contextlib import contextmanager
 from typing import Callable, Dict, Iterator, List
@@ -7,6 +8,7 @@ from typing import Callable, Dict, Iterator, List
 from tests.fake_server import FakeServer
 from tests.tiny_models import EOS, tiny_tokenizer
 from ulorl_megatron.rollout.loop_thread import LoopThread
+from ulorl_megatron.verifier import RuleVerifier
 
 MARK = "<|im_start|>assistant\n"
 WRONG = r"So it is \boxed{999}"
@@ -48,3 +50,16 @@ class SkilledServer(FakeServer):
             server = self.serve()
             yield loop.run(server.__aenter__())
             loop.run(server.__aexit__(None, None, None))
+
+
+class _SharedRule(RuleVerifier):
+    async def close(self) -> None:
+        """Not when one of its users ends."""
+
+
+@contextmanager
+def shared_rule_verifier() -> Iterator[RuleVerifier]:
+    """A real rule verifier of one worker that outlives its users."""
+    verifier = _SharedRule(workers=1, timeout_s=10.0, retries=1)
+    yield verifier
+    asyncio.run(RuleVerifier.close(verifier))

@@ -1,10 +1,11 @@
 """The file of attempts: one line each, appended as it is judged, so that a kill loses only what is in flight."""
 
-import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import DefaultDict, List, Optional
+
+from ulorl_megatron.attempts.lines import Lines
 
 
 @dataclass(frozen=True)
@@ -29,28 +30,20 @@ class Journal:
 
     def __init__(self, path: Path):
         self._attempts: DefaultDict[str, List[Attempt]] = defaultdict(list)
-        self._file = path.open("a+b")
-        self._file.seek(0)
-        end = 0
-        for line in self._file:
-            if not line.endswith(b"\n"):  # cut by a kill
-                break
-            end += len(line)
-            fields = json.loads(line)
+        self._lines = Lines(path)
+        for fields in self._lines.read():
             del fields["response"]
             self._keep(Attempt(**fields))
-        self._file.truncate(end)
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *exception) -> None:
-        self._file.close()
+        self._lines.close()
 
     def add(self, attempt: Attempt, response: str) -> None:
         self._keep(attempt)
-        self._file.write(json.dumps(asdict(attempt) | {"response": response}, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        self._lines.add(asdict(attempt) | {"response": response})
 
     def of(self, problem: str) -> List[Attempt]:
         """In the order they were judged."""

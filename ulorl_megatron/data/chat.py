@@ -10,6 +10,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from omegaconf import MISSING
 
+from ulorl_megatron.attempts.lines import Lines
 from ulorl_megatron.config.schema import JudgeConfig
 from ulorl_megatron.errors import UserError
 from ulorl_megatron.rollout.loop_thread import LoopThread
@@ -36,29 +37,21 @@ class Model:
 
 
 class Answers:
-    """What models answered, in a file of lines, of which a kill cuts the last one at most."""
+    """What models answered, kept in the file `path`."""
 
     def __init__(self, path: Path):
-        self._known: Dict[str, str] = {}
-        if path.exists():
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):
-                with path.open("r+b") as file:
-                    file.truncate(len(whole))
-            self._known = {entry["key"]: entry["answer"] for entry in map(json.loads, whole.splitlines())}
-        self._file = path.open("a", encoding="utf-8")
+        self._lines = Lines(path)
+        self._known: Dict[str, str] = {entry["key"]: entry["answer"] for entry in self._lines.read()}
 
     def get(self, key: str) -> Optional[str]:
         return self._known.get(key)
 
     def add(self, key: str, answer: str, model: str) -> None:
         self._known[key] = answer
-        self._file.write(json.dumps({"key": key, "model": model, "answer": answer}, ensure_ascii=False) + "\n")
-        self._file.flush()
+        self._lines.add({"key": key, "model": model, "answer": answer})
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 class Chat:

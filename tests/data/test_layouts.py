@@ -52,9 +52,19 @@ def test_a_row_of_another_layout_is_named(tmp_path):
     with pytest.raises(UserError, match=r"gsm8k\.jsonl:1: not a row of layout deepscaler .*'question', 'answer'"):
         read("gsm8k.jsonl", "deepscaler")
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+1", "answer": null}\n')
-    with pytest.raises(UserError, match=r"rows\.jsonl:2: .*NoneType"):
-        list(read_layout(file, "rows"))
+    message = {"prompt": [{"role": "user"}], "answer": "1"}
+    for wrong in ({"prompt": "1+1", "answer": True}, {"prompt": 3, "answer": "2"}, message):
+        file.write_text('{"prompt": "1+1", "answer": "2"}\n' + json.dumps(wrong))
+        with pytest.raises(UserError, match=r"rows\.jsonl:2: not a row of layout rows"):
+            list(read_layout(file, "rows"))
+
+
+def test_what_one_row_lacks_drops_that_row(tmp_path):
+    rows = [{"prompt": " ", "answer": "1"}, {"prompt": None, "answer": "1"}, {"prompt": "q", "answer": None}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reasons = [outcome.reason for _, outcome in read_layout(file, "rows")]
+    assert reasons == ["no question", "no question", "no answer"]
 
 
 def test_a_folder_is_read_file_by_file(tmp_path):

@@ -37,8 +37,10 @@ _INTEGER = re.compile(r"0*(\d+)")
 def _rows(row: Row) -> Outcome:
     """Our own: prompt (a string or messages) and answer; further keys stay."""
     prompt = row["prompt"]
-    if not isinstance(prompt, (str, list)):
-        raise TypeError(f"'prompt' is a {type(prompt).__name__}")
+    if isinstance(prompt, list):
+        texts = [(message["role"], message["content"]) for message in prompt]
+        if not all(isinstance(text, str) for pair in texts for text in pair) or "user" not in dict(texts):
+            raise ValueError("'prompt' has a message that is no text, or none of the user")
     return row | {"answer": _text(row["answer"])}
 
 
@@ -77,7 +79,7 @@ def _beyond_aime(row: Row) -> Outcome:
 def _math(row: Row) -> Outcome:
     """hendrycks/competition_math and its copies, with the answer boxed in the solution; MATH-500 has it apart too."""
     solution = row["solution"]
-    answer = row["answer"] if "answer" in row else _boxed(solution)
+    answer = _text(row["answer"]) if "answer" in row else _boxed(solution or "")
     if not answer:
         return Dropped("no boxed answer in the worked solution")
     return _solved(row["problem"], answer, solution)
@@ -113,7 +115,7 @@ def read_layout(path: Path, layout: str) -> Iterator[Tuple[Row, Outcome]]:
             if not isinstance(row, dict):
                 raise UserError(f"{place}: a {type(row).__name__}, where an object is needed")
             try:
-                outcome = LAYOUTS[layout](row)
+                outcome = _sound(LAYOUTS[layout](row))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise UserError(
                     f"{place}: not a row of layout {layout} ({error!r}); it has the keys {', '.join(map(repr, row))}. "
@@ -122,16 +124,30 @@ def read_layout(path: Path, layout: str) -> Iterator[Tuple[Row, Outcome]]:
             yield row, outcome if isinstance(outcome, Dropped) else {"origin": place} | outcome
 
 
+def _sound(outcome: Outcome) -> Outcome:
+    """Dropped where question or answer are missing in this one row."""
+    if isinstance(outcome, Dropped):
+        return outcome
+    prompt, answer = outcome["prompt"], outcome["answer"]
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        return Dropped("no question")
+    if not isinstance(prompt, (str, list)):
+        raise TypeError(f"the question is a {type(prompt).__name__}")
+    return outcome if answer.strip() else Dropped("no answer")
+
+
 def _boxed(solution: str) -> str:
     return (extract_answer(solution) or "") if "\\boxed" in solution else ""
 
 
 def _solved(prompt: str, answer: str, solution: str) -> Row:
     row = {"prompt": prompt, "answer": answer}
-    return row | {"solution": solution} if solution.strip() else row
+    return row | {"solution": solution} if solution and solution.strip() else row
 
 
-def _text(answer: Union[str, int, float]) -> str:
-    if isinstance(answer, (bool, type(None), list, dict)):
+def _text(answer: Union[str, int, float, None]) -> str:
+    if answer is None:
+        return ""
+    if isinstance(answer, (bool, list, dict)):
         raise TypeError(f"the answer is a {type(answer).__name__}")
     return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)

@@ -71,6 +71,7 @@ def test_missing_values_are_named(write):
         ("model.max_positions=0", "model.max_positions"),
         ("servers.extra_args=[--context-length, 5]", "servers.extra_args"),
         ("servers.extra_args=[--dtype=half]", "servers.extra_args"),
+        ("servers.announced=-1", "servers.announced"),
         ("verifier.kind=generative", "verifier.judge.url"),
         ("verifier.kind=hybrid", "verifier.judge.url"),
         ("verifier.judge.url=http://judge/v1", "verifier.judge.url"),  # of a judge that is not asked
@@ -82,6 +83,12 @@ def test_missing_values_are_named(write):
 )
 def test_values_that_cannot_work_are_refused(write, override, key):
     assert f"  {key}: " in message(write(MINIMAL), [override])
+
+
+def test_servers_are_named_or_announce_themselves(write):
+    text = message(write(MINIMAL), ["servers.announced=2", "servers.urls=[http://a]"])
+    assert "  servers.announced: servers.urls has servers already" in text
+    assert load(write(MINIMAL), ["servers.announced=2", "servers.urls=[]"]).servers.announced == 2
 
 
 def test_off_is_a_mode_and_not_a_boolean(write):

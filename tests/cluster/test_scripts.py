@@ -108,10 +108,31 @@ def test_one_allocation_split_by_nodes_and_by_gpus(submit):
     assert ranks[0][3] == ranks[1][3] and len(seen) == 4, "neither sees the other's GPUs"
 
 
-def test_a_sweep_takes_one_configuration_each(submit, cluster, tmp_path):
-    job = submit("sweep.sbatch", "--array=1", "--gpus-per-node=2", "a.yaml", "b.yaml", ROLLOUT_GPUS="1")
+SITE = """
+PATH={folder}:$PATH
+MODULES="cuda nccl"
+module() {{ echo "module $*"; }}
+CONTAINER=/images/ulorl.sif
+CONTAINER_MOUNTS=/data:/data
+"""
+APPTAINER = """#!/bin/bash
+echo "apptainer ${*:1:5}" >&2
+exec "${@:6}"
+"""
+
+
+def test_a_sweep_takes_one_configuration_each_in_the_container_of_the_site(submit, cluster, tmp_path):
+    (tmp_path / "site").write_text(SITE.format(folder=tmp_path))
+    (tmp_path / "apptainer").write_text(APPTAINER)
+    (tmp_path / "apptainer").chmod(0o755)
+    options = ["--array=1", "--gpus-per-node=2"]
+    job = submit("sweep.sbatch", *options, "a.yaml", "b.yaml", ROLLOUT_GPUS="1", ULORL_SITE=str(tmp_path / "site"))
     output = Job(cluster, f"{job.number}_1", tmp_path).wait()
     assert [line[4].split()[0] for line in lines(output, "train")] == ["b.yaml"]
+    assert "module load cuda nccl" in output
+    mounts = f"/data:/data,{SLURM.parent}:{SLURM.parent}"
+    run = f"apptainer exec --nv --bind {mounts} /images/ulorl.sif\n"
+    assert output.count(run) == 3, "the configuration, the server, the trainer"
 
 
 def test_servers_by_themselves_are_numbered_after_the_first(submit, cluster):

@@ -32,6 +32,10 @@ LINES = "How many sides has a hexagon?\nA. 5\nB. 6\nC. 7\nD. none of these"
         ("Is there a cube below 10 but above 5? Find it.", "8", Form.short),
         ("A knight starts in a corner. Can it visit all squares once?", "Yes, by a tour", Form.truth),
         ("Which of the following numbers is prime?", "7", Form.choice),  # the options are lost
+        ("Which of the following is prime: 21, 23, 25?", "23", Form.short),
+        ("If $P(A) = P(B) = P(C) = 1/2$, find $P(A \\cup B)$.", "3/4", Form.short),
+        (r'[asy]dot("$A$", A); dot("$B$", B) ; dot("$C$", C) ; label("x", A) [/asy] What is $AB$?', "5", Form.short),
+        ("Can you count the ways to climb 5 stairs?", "8", Form.short),
         ("What is the probability that the answer is even?", "\\frac{1}{2}", Form.short),
     ],
 )
@@ -76,13 +80,14 @@ def test_multiple_choice_is_opened_only_where_it_is_safe(question, answer, opene
 
 
 def test_bare():
-    assert [bare(t) for t in ("$5$.", r"\text{yes}", r" $\frac{1}{2}$ ", r"\text{a} + \text{b}")] == [
-        *("5", "yes", r"\frac{1}{2}", r"\text{a} + \text{b}")
+    assert [bare(t) for t in ("$5$.", r"\text{yes}", r" $\frac{1}{2}$ ", r"\text{a} + \text{b}", r"\text{4 p.m.}")] == [
+        *("5", "yes", r"\frac{1}{2}", r"\text{a} + \text{b}", "4 p.m.")
     ]
 
 
-@pytest.mark.parametrize("text", ["(" * 200_000, "(A) " * 50_000, "is " * 70_000, "1. " * 70_000, "\\text{" * 30_000])
+@pytest.mark.parametrize("text", ["(", "(A) ", "is ", "1. ", "\\text{", "[asy]"])
 def test_long_texts_take_no_long_time(text):
+    text *= 200_000 // len(text)
     begin = time.perf_counter()
     form(text, text)
     sub_questions(text)

@@ -24,8 +24,10 @@ _YES_OR_NO = re.compile(
     r"(?:^|[.!?:;\n])[ \t]*(?:is|are|does|do|can|could|must|will|has|have)\b[^.?!]{0,300}\?", re.IGNORECASE
 )
 _OPTIONS_MISSING = re.compile(
-    r"\bwhich (?:one |ones )?of the following\b|\bthe correct (?:option|choice)\b", re.IGNORECASE
+    r"\bwhich (?:one |ones )?of the following\b[^:]*$|\bthe correct (?:option|choice)\b", re.IGNORECASE
 )
+_ABBREVIATED = re.compile(r"\.\s*[A-Za-z]+\.$")
+_DRAWING = ("[asy]", "[/asy]")
 _TRUTH_VALUES = {"true", "false", "yes", "no", "correct", "incorrect"}
 
 # One pattern a family of marks of sub-questions. A number with a point or one bracket counts at a line's start only.
@@ -40,7 +42,10 @@ _PARTS = [
 _LETTERS = list("ABCDEFGH")
 _STYLED = re.compile(r"\\(?:textbf|text|mathrm|mathbf|textrm)\s*\{\s*\(?([A-H])\)?[.:]?\s*\}")
 _SPACES = re.compile(r"\\(?:qquad|quad|hfill|hspace\{[^{}]*\}|[ ;,!])")
-_OPTION = re.compile(r"\(([A-H])\)|(?:^|(?<=\s))([A-H])\)|^[ \t]*([A-H])[.:](?=\s)", re.MULTILINE)
+# (A) but not P(A); A) with a blank on both sides; A. or A: at a line's start.
+_OPTION = re.compile(
+    r"(?<![\w})])\(([A-H])\)|(?:^|(?<=\s))([A-H])\)(?=\s)|^[ \t]*([A-H])[.:](?=\s)", re.MULTILINE
+)
 _LETTER = re.compile(r"\(?([A-H])\)?[.:]?(?:\s.*)?", re.DOTALL)
 # Words of a stem that lean on the options, and options that lean on one another.
 _LEANS = re.compile(
@@ -78,12 +83,13 @@ def form(question: str, answer: str) -> Form:
 
     One of options that are not there ("which of the following") counts as multiple choice.
     """
+    question = _without_drawings(question)
     if choices(question) is not None or _OPTIONS_MISSING.search(question):
         return Form.choice
-    wants_a_value = _WANTS_A_VALUE.search(question)
     if bare(answer).lower() in _TRUTH_VALUES or _TRUE_OR_FALSE.search(question):
         return Form.truth
-    if _YES_OR_NO.search(question) and not wants_a_value:
+    has_a_value = _WANTS_A_VALUE.search(question) or any(character.isdigit() for character in answer)
+    if _YES_OR_NO.search(question) and not has_a_value:
         return Form.truth
     if _PROOF.search(question) and not _ASKS_A_VALUE.search(question):
         return Form.proof
@@ -95,6 +101,7 @@ def sub_questions(question: str) -> int:
 
     Marked conditions, options and equations ask nothing, so they do not count.
     """
+    question = _without_drawings(question)
     for pattern, labels in _PARTS:
         marks = _consecutive(((m[1].lower(), m.start(), m.end()) for m in pattern.finditer(question)), labels)
         if len(marks) < 2:
@@ -130,12 +137,28 @@ def open_form(question: Choices, answer: str) -> Optional[Tuple[str, str]]:
 
 
 def bare(text: str) -> str:
-    """Without what only sets it: dollars, \\text{...} around the whole, blanks, a final point."""
+    """Without what only sets it: dollars, \\text{...} around the whole, blanks, a final point (not that of p.m.)."""
     text = text.strip().strip("$").strip()
     whole = re.fullmatch(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}", text)
     if whole:
         text = whole[1].strip()
-    return text.removesuffix(".").removesuffix(",").strip().strip("$").strip()
+    if not _ABBREVIATED.search(text):
+        text = text.removesuffix(".")
+    return text.removesuffix(",").strip().strip("$").strip()
+
+
+def _without_drawings(question: str) -> str:
+    """Without the code of Asymptote's drawings, whose points and labels look like options."""
+    opening, closing = _DRAWING
+    before, opened, rest = question.partition(opening)
+    kept = [before]
+    while opened:
+        _, closed, behind = rest.partition(closing)
+        if not closed:
+            return "".join([*kept, opened, rest])
+        text, opened, rest = behind.partition(opening)
+        kept.append(text)
+    return "".join(kept)
 
 
 def _consecutive(marks, labels: List[str]) -> List[Tuple[str, int, int]]:

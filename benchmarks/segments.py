@@ -1,12 +1,13 @@
 """Time to train the same samples with 1, 2, 4 and 8 segments, with `enough`, and with `overlap`, on a real server.
 
-python benchmarks/segments.py --dir DIR [--samples 384] [--in-flight 64] [--cap 1536] [--train-share 0.2]
+python benchmarks/segments.py --dir DIR [--samples 256] [--in-flight 32] [--cap 640] [--train-share 0.2]
 
 Every response has a length drawn beforehand from a log-normal law cut at --cap, the same for all ways, so only the
-scheduling differs: the scheduler, the server pool and one SGLang server (a tiny random model) are the real ones; the
-policy update is a pause of --train-share of the time its tokens take to decode with all requests running. Weights are
-loaded into the server after every step. Prints seconds, how many times faster than one segment, and what the
-simulator (ulorl_megatron/simulate) says of the same work, from a few measurements of the server beforehand.
+scheduling differs. As in the paper, about one of the responses in flight reaches the cap. The scheduler, the server
+pool and one SGLang server (a tiny random model) are the real ones; the policy update is a pause of --train-share of
+the time its tokens take to decode with all requests running. Weights are loaded into the server after every step.
+Prints seconds, how many times faster than one segment, and what the simulator (ulorl_megatron/simulate) says of the
+same work, from a few measurements of the server beforehand.
 """
 
 import argparse
@@ -172,9 +173,9 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="an empty or absent directory")
-    parser.add_argument("--samples", type=int, default=384)
-    parser.add_argument("--in-flight", type=int, default=64)
-    parser.add_argument("--cap", type=int, default=1536)
+    parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--in-flight", type=int, default=32)
+    parser.add_argument("--cap", type=int, default=640)
     parser.add_argument("--train-share", type=float, default=0.2)
     arguments = parser.parse_args()
     make_model(arguments.dir)

@@ -77,8 +77,11 @@ def _train(arguments: argparse.Namespace) -> int:
     logs = Path(config.run.dir) / "logs"
     by_slurm = not is_rank() and slurm.is_task()
     if not is_rank() and not by_slurm:
+        from ulorl_megatron.monitor import finished
         from ulorl_megatron.preflight import check
 
+        if finished(config):
+            return 0
         check(config)
         logs.mkdir(parents=True, exist_ok=True)
         command = ["-m", "ulorl_megatron.cli", "train", arguments.config, *arguments.overrides]

@@ -7,6 +7,7 @@ from tests.conftest import tiny_config
 from ulorl_megatron.config import to_yaml
 from ulorl_megatron.config.schema import Importance
 from ulorl_megatron.errors import UserError
+from ulorl_megatron.monitor import finished
 from ulorl_megatron.monitor.run_directory import open_run_directory
 
 
@@ -35,6 +36,18 @@ def test_the_same_configuration_resumes(config):
     (folder / "logs" / "server-0.log").write_text("kept")
     open_run_directory(config)
     assert (folder / "logs" / "server-0.log").read_text() == "kept"
+
+
+def test_a_run_that_is_done_says_so(config, capsys):
+    config.run.total_steps = 1
+    assert not finished(config)
+    add_checkpoint(open_run_directory(config))
+    assert finished(config) and "is done: 1 of 1 steps" in capsys.readouterr().out
+    config.run.total_steps = 2
+    assert not finished(config), "it goes on"
+    config.run.total_steps, config.run.seed = 1, 5
+    with pytest.raises(UserError, match="run.seed"):
+        finished(config)
 
 
 def test_every_key_that_differs_is_named_and_nothing_changed(config):

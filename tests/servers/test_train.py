@@ -41,13 +41,15 @@ def test_a_run_from_start_to_summary(task, tmp_path):
     assert f"tensorboard --logdir {run / 'tensorboard'}" in lines[-1]
     assert len(list((run / "weights").glob("step-*"))) == 2  # checkpoint.keep_weights
 
-    # The same command again has nothing to do, and changes nothing.
+    # The same command again has nothing to do, starts no server and changes nothing.
     before = (run / "metrics.jsonl").read_text()
+    log = (run / "logs" / "server-0.log").read_text()
     code, output, errors = train(
         *(task, run, "evaluation.every=5", "evaluation.max_prompts=8", "evaluation.samples_per_prompt=2")
     )
     assert code == 0, errors
-    assert (run / "metrics.jsonl").read_text() == before
+    assert "is done: 5 of 5 steps" in output and f"tensorboard --logdir {run / 'tensorboard'}" in output
+    assert (run / "metrics.jsonl").read_text() == before and (run / "logs" / "server-0.log").read_text() == log
 
 
 def test_engines_that_disagree_stop_the_run(task, tmp_path):

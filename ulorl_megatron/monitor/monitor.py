@@ -14,7 +14,7 @@ from ulorl_megatron.config.schema import DmmptMode, Importance
 from ulorl_megatron.monitor.dashboard import layout
 from ulorl_megatron.monitor.exhibits import Exhibits
 from ulorl_megatron.monitor.metrics import is_declared
-from ulorl_megatron.monitor.run_directory import open_run_directory
+from ulorl_megatron.monitor.run_directory import last_checkpoint, open_run_directory
 from ulorl_megatron.monitor.summary import summary
 
 Record = Dict[str, float]
@@ -122,6 +122,20 @@ class Monitor:
         self._writer.flush()
         with self._file.open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+
+def finished(config: Config) -> bool:
+    """Whether config.run.dir holds this run with all its steps; if so, prints its summary.
+
+    Raises UserError if it holds another one.
+    """
+    done = last_checkpoint(Path(config.run.dir))
+    if done is None or done < config.run.total_steps:
+        return False
+    folder = open_run_directory(config)
+    print(f"{folder} is done: {done} of {config.run.total_steps} steps (run.total_steps)", flush=True)
+    print(summary(read_records(folder / "metrics.jsonl"), folder), flush=True)
+    return True
 
 
 def read_records(file: Path) -> List[Record]:

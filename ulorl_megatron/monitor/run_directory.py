@@ -5,7 +5,7 @@ It holds config.yaml, pools.sqlite, metrics.jsonl, checkpoints/, tensorboard/, l
 
 import json
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 from omegaconf import OmegaConf
 
@@ -72,6 +72,12 @@ def open_run_directory(config: Config) -> Path:
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_atomically(file, to_yaml(config).encode())
     return folder
+
+
+def last_checkpoint(folder: Path) -> Optional[int]:
+    """The step of the newest complete checkpoint of a run directory; None if there is none."""
+    pointer = folder / "checkpoints" / "latest"
+    return int(pointer.read_text().strip().removeprefix("step-")) if pointer.exists() else None
 
 
 def changes(before: Dict[str, object], now: Dict[str, object]) -> List[str]:

@@ -121,5 +121,8 @@ def test_the_set_of_trained_samples_is_that_of_an_unbroken_run(task, tmp_path):
     # Whatever was on disk at a kill is in the end what it was, and was not decoded again.
     final, _ = segments(run)
     kept = {key: row for key, row in saved.items() if key in final}
-    assert len(kept) > 100 and kept == {key: final[key] for key in kept}
+    assert len(kept) > 100
+    for key, (tokens, log_probs, reward) in kept.items():
+        assert final[key][:2] == (tokens, log_probs)
+        assert reward is None or final[key][2] == reward, "unless it was killed between decoding and judging"
     assert in_flight > 0 and sum(r["rollout/recalled"] for r in records(run)) > 0

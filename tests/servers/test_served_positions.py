@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from checkpoint_tools.companions import copy_companions
 from tests.conftest import tiny_config
 from tests.tiny_models import tiny_model
-from ulorl_megatron.config.positions import changed_fields
+from ulorl_megatron.config.positions import changed_fields, context_length
 from ulorl_megatron.rollout import server
 
 PROMPT = list(range(20))
@@ -42,7 +42,8 @@ def test_a_server_scales_positions_as_the_exported_config_says(tmp_path):
     model = tiny_model(tmp_path / "model", "moe", max_position_embeddings=96)
     config = tiny_config(tmp_path / "run", model)
     config.data.max_prompt_length = len(PROMPT)
-    config.rollout.global_max_length = POSITIONS - len(PROMPT) - 2
+    config.rollout.global_max_length = POSITIONS - len(PROMPT) - 6
+    assert context_length(config) == POSITIONS
     config.model.yarn_factor, config.model.yarn_original = 1.5, 96
     (port,) = server.choose_ports(0, 1)
     url = f"http://{server.HOST}:{port}"

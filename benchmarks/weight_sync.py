@@ -1,8 +1,8 @@
 """Seconds to give a real server new weights by disk and by broadcast, against a plain copy and a plain broadcast.
 
-python benchmarks/weight_sync.py --dir DIR [--hidden 512] [--layers 8] [--repeat 5]
+python benchmarks/weight_sync.py --dir DIR [--hidden 1024] [--layers 12] [--repeat 5]
 
-One trainer rank and one SGLang server on this machine, a random dense model (the default: 0.4 GB in float32). The plain
+One trainer rank and one SGLang server on this machine, a random dense model (the default: 0.6 GB in float32). The plain
 ways are `cp -r` of the published folder, and gloo's broadcast of one flat tensor to a second process. By both ways the
 server loads the weights, drops its cache and confirms the version; how much of it is the server's own work is printed
 for `disk`, where it can be told. Prints medians, ratios, and the memory of the trainer process beyond the policy's.
@@ -132,8 +132,8 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="an empty or absent directory")
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

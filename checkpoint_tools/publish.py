@@ -5,24 +5,34 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from checkpoint_tools.errors import CheckpointError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content, or all of the new one."""
+@contextmanager
+def written(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO]:
+    """A file to write that gets its name once it is complete: a reader sees the old content, or all of the new
+    one. mode, options: of open."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as stream:
-            stream.write(content)
+        with partial.open(mode, **options) as stream:
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     fsync_directory(path.parent)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a small file by `written`."""
+    with written(path) as stream:
+        stream.write(content)
 
 
 def fsync_directory(directory: Path) -> None:
@@ -32,6 +42,16 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_or_close(file: IO, refusal: Exception) -> None:
+    """Lock an open file against other processes, for as long as it is open; if one has it, close it and raise
+    `refusal`."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise refusal from None
 
 
 class Staging:
@@ -55,11 +75,8 @@ class Staging:
                 raise CheckpointError(f"{out}: is not a checkpoint; --force replaces only checkpoints.")
         self.path.mkdir(parents=True, exist_ok=True)
         self._journal = (self.path / self.JOURNAL).open("a+")
-        try:
-            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._journal.close()
-            raise CheckpointError(f"{self.path}: another process is writing there. Wait for it, or stop it.") from None
+        refusal = CheckpointError(f"{self.path}: another process is writing there. Wait for it, or stop it.")
+        lock_or_close(self._journal, refusal)
         self._take_up(json.loads(json.dumps(job)), force)
 
     def _take_up(self, job: dict[str, Any], force: bool) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
@@ -156,7 +157,9 @@ class Generation:
             )
             for sample in right[:_SHOWN_SAMPLES] + wrong[:_SHOWN_SAMPLES]
         ]
-        ages = Counter(age(version, step - 1) for sample in complete for version in sample.versions)
+        ages: Counter[int] = Counter()
+        for version, tokens in Counter(chain.from_iterable(s.versions for s in complete)).items():
+            ages[age(version, step - 1)] += tokens  # versions are few, tokens may be millions
         return Exhibits([sample.length for sample in complete], dict(ages), texts)
 
     def _stop_collecting(self) -> None:

@@ -5,7 +5,6 @@ OUT.partial/NN-name.json          what it did, written last: a step that has it 
 OUT/data.jsonl or data.parquet    the result; dropped.jsonl, report.md, manifest.json and answers/ beside it
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -18,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from checkpoint_tools.publish import fsync_directory, write_atomically, write_json
+from checkpoint_tools.publish import fsync_directory, lock_or_close, write_atomically, write_json
 from ulorl_megatron.data.files import Row, line, read_rows, row_files, sha256, write_parquet, written
 from ulorl_megatron.data.layouts import Dropped, Outcome, read_layout
 from ulorl_megatron.data.pipeline import Pipeline
@@ -79,10 +78,7 @@ def _check_replaceable(out: Path, force: bool) -> None:
 def _locked(work: Path) -> Iterator[Path]:
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{work}: another process is writing there; wait for it, or stop it") from None
+        lock_or_close(lock, UserError(f"{work}: another process is writing there; wait for it, or stop it"))
         yield work
 
 

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import os
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Dict, Iterable, Iterator, List, Tuple
@@ -11,7 +10,7 @@ from typing import IO, Any, Dict, Iterable, Iterator, List, Tuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from checkpoint_tools.publish import fsync_directory
+from checkpoint_tools import publish
 from ulorl_megatron.errors import UserError
 
 Row = Dict[str, Any]
@@ -86,19 +85,9 @@ def line(row: Any) -> str:
         raise UserError(f"a row of keys {', '.join(row)} cannot be written: {error}; leave that key out") from error
 
 
-@contextmanager
-def written(path: Path) -> Iterator[IO[str]]:
-    """A text file to write, that gets its name once it is complete."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    fsync_directory(path.parent)
+def written(path: Path) -> AbstractContextManager[IO[str]]:
+    """A text file of lines to write, that gets its name once it is complete."""
+    return publish.written(path, "w", encoding="utf-8", newline="\n")
 
 
 def write_parquet(path: Path, source: Path) -> None:
@@ -106,19 +95,13 @@ def write_parquet(path: Path, source: Path) -> None:
 
     Raises UserError if a key has values of several types, as prompts that are strings here and messages there.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
         schema = pa.unify_schemas([table.schema for table in _tables(source)] or [pa.schema([])])
-        with pq.ParquetWriter(partial, schema) as writer:
+        with publish.written(path) as stream, pq.ParquetWriter(stream, schema) as writer:
             for table in _tables(source, schema):
                 writer.write_table(table)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path}: a column has values of several types ({error}); write .jsonl instead") from error
-    with partial.open("rb") as stream:
-        os.fsync(stream.fileno())
-    partial.replace(path)
-    fsync_directory(path.parent)
 
 
 def _tables(source: Path, schema: pa.Schema = None) -> Iterator[pa.Table]:

@@ -1,6 +1,7 @@
 """What a step of a pipeline is: settings, and a function from rows to outcomes."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,19 +30,20 @@ class Workspace:
 
 
 @dataclass
-class Step:
+class Step(ABC):
     """The settings are the fields of the class. One step object runs once."""
 
     def check(self) -> None:
         """Raises UserError for settings that no type forbids."""
+        return  # most steps have none
 
     def files(self) -> Iterable[Path]:
         """Files besides the rows on which the result depends; their hashes go into the manifest."""
         return ()
 
+    @abstractmethod
     def run(self, rows: Iterable[Row], work: Workspace) -> Iterator[Tuple[Row, Outcome]]:
         """(row, what became of it), in order."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -51,8 +53,9 @@ class RowStep(Step):
     def run(self, rows: Iterable[Row], work: Workspace) -> Iterator[Tuple[Row, Outcome]]:
         return ((row, self.outcome(row)) for row in rows)
 
+    @abstractmethod
     def outcome(self, row: Row) -> Outcome:
-        raise NotImplementedError
+        """What becomes of the row."""
 
 
 def text_of(row: Row) -> str:

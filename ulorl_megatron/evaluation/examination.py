@@ -1,7 +1,6 @@
 """Every checkpoint on every data set: attempts made, resumed and turned into results."""
 
 import asyncio
-import fcntl
 import json
 import shutil
 import sys
@@ -13,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from checkpoint_tools.publish import write_json
+from checkpoint_tools.publish import lock_or_close, write_json
 from ulorl_megatron.attempts import Attempt, Journal, Problem, Sampler
 from ulorl_megatron.config.schema import Config, VerifierKind
 from ulorl_megatron.errors import UserError
@@ -131,10 +130,8 @@ def _bind(out: Path, label: str, settings: Dict[str, Any], force: bool) -> None:
 def _locked(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{out}: another evaluation is writing there; wait for it, or give another --out") from None
+        busy = f"{out}: another evaluation is writing there; wait for it, or give another --out"
+        lock_or_close(lock, UserError(busy))
         yield
 
 

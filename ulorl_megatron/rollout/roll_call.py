@@ -8,7 +8,6 @@ An answer to an earlier call counts for nothing, so what servers of an earlier s
 """
 
 import asyncio
-import fcntl
 import json
 import time
 import uuid
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import List
 
-from checkpoint_tools.publish import write_atomically
+from checkpoint_tools.publish import lock_or_close, write_atomically
 from ulorl_megatron.errors import UserError
 
 _POLL_S = 0.5
@@ -88,13 +87,8 @@ class Attendance:
     def __enter__(self) -> "Attendance":
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self._folder / f"{self._number}.lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise UserError(
-                f"{self._folder}: another process keeps server {self._number} of this run; give another --number"
-            ) from None
+        keeper = f"another process keeps server {self._number} of this run"
+        lock_or_close(self._lock, UserError(f"{self._folder}: {keeper}; give another --number"))
         return self
 
     def __exit__(self, *exception) -> None:
